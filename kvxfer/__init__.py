@@ -1,0 +1,70 @@
+"""kvxfer moves paged KV caches between prefill and decode workers, and measures it.
+
+Names are loaded on first use, so ``import kvxfer`` costs milliseconds and never pulls in torch,
+cupy or a CUDA driver.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvxfer.layout import (
+        CopyPlan,
+        KVLayout,
+        KVView,
+        ModelShape,
+        TPLayout,
+        load_model,
+        plan,
+    )
+    from kvxfer.memory import KVCache, SharedSegment, register, shared_empty
+    from kvxfer.session import Endpoint, Peer
+    from kvxfer.transport import available_transports
+
+_HOME = {
+    "CopyPlan": "kvxfer.layout",
+    "KVLayout": "kvxfer.layout",
+    "KVView": "kvxfer.layout",
+    "ModelShape": "kvxfer.layout",
+    "TPLayout": "kvxfer.layout",
+    "load_model": "kvxfer.layout",
+    "plan": "kvxfer.layout",
+    "KVCache": "kvxfer.memory",
+    "SharedSegment": "kvxfer.memory",
+    "register": "kvxfer.memory",
+    "shared_empty": "kvxfer.memory",
+    "Endpoint": "kvxfer.session",
+    "Peer": "kvxfer.session",
+    "available_transports": "kvxfer.transport",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "CopyPlan",
+    "Endpoint",
+    "KVCache",
+    "KVLayout",
+    "KVView",
+    "ModelShape",
+    "Peer",
+    "SharedSegment",
+    "TPLayout",
+    "available_transports",
+    "load_model",
+    "plan",
+    "register",
+    "shared_empty",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kvxfer' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

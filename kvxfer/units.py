@@ -1,0 +1,38 @@
+"""Sizes and rates as people write them. GB = 1e9 bytes, GiB = 2**30 bytes."""
+
+import re
+
+from kvxfer.errors import InvalidUsage
+
+_FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)(?:i?b)?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``4096``, ``4k``, ``1.5MiB``: k, m and g are powers of 1024.
+
+    Raises:
+        InvalidUsage: the text is not a size, or not a whole number of bytes above zero.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidUsage(f"{text!r} is not a size; write bytes or 4k, 16k, 1m, 2g")
+    value = float(match[1]) * _FACTORS[match[2].lower()]
+    if value < 1 or value != int(value):
+        raise InvalidUsage(f"{text!r} is {value} bytes; use a whole number above zero")
+    return int(value)
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Write a size in the largest binary unit that keeps it exact to three figures."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def gb_per_s(num_bytes: int, seconds: float) -> float:
+    """Rate in 1e9 bytes a second."""
+    return num_bytes / seconds / 1e9
