@@ -42,36 +42,78 @@ Piece piece_at(const CopyPlan& plan, std::uint64_t per_page, std::uint64_t index
 
 void* pointer(std::uint64_t address) { return reinterpret_cast<void*>(address); }
 
+void copy_plain(const Piece& piece) {
+  std::memcpy(pointer(piece.dst), pointer(piece.src), piece.num_bytes);
+}
+
+constexpr std::uint64_t kLine = 64;
+
 #if defined(__x86_64__)
 // memcpy keeps pages of a few KiB in the cache on both sides; for a transfer larger than the cache
-// that costs a read of every destination line. Four 16-byte streams are SSE2, so every x86-64 has it.
-void copy_streaming(std::uint64_t dst, std::uint64_t src, std::uint64_t num_bytes) {
-  auto* to = static_cast<char*>(pointer(dst));
-  const auto* from = static_cast<const char*>(pointer(src));
-  const std::uint64_t head = std::min<std::uint64_t>((64 - dst % 64) % 64, num_bytes);
-  std::memcpy(to, from, head);
-  std::uint64_t at = head;
-  for (; at + 64 <= num_bytes; at += 64) {
-    const auto* line = reinterpret_cast<const __m128i*>(from + at);
-    auto* out = reinterpret_cast<__m128i*>(to + at);
-    const __m128i a = _mm_loadu_si128(line);
-    const __m128i b = _mm_loadu_si128(line + 1);
-    const __m128i c = _mm_loadu_si128(line + 2);
-    const __m128i d = _mm_loadu_si128(line + 3);
-    _mm_stream_si128(out, a);
-    _mm_stream_si128(out + 1, b);
-    _mm_stream_si128(out + 2, c);
-    _mm_stream_si128(out + 3, d);
-  }
-  std::memcpy(to + at, from + at, num_bytes - at);
+// that costs a read of every destination line. 16-byte streaming stores are SSE2: every x86-64 has
+// them.
+void stream_line(std::uint64_t dst, std::uint64_t src) {
+  const auto* from = static_cast<const __m128i*>(pointer(src));
+  auto* to = static_cast<__m128i*>(pointer(dst));
+  const __m128i a = _mm_loadu_si128(from);
+  const __m128i b = _mm_loadu_si128(from + 1);
+  const __m128i c = _mm_loadu_si128(from + 2);
+  const __m128i d = _mm_loadu_si128(from + 3);
+  _mm_stream_si128(to, a);
+  _mm_stream_si128(to + 1, b);
+  _mm_stream_si128(to + 2, c);
+  _mm_stream_si128(to + 3, d);
 }
 void drain_streams() { _mm_sfence(); }
 #else
-void copy_streaming(std::uint64_t dst, std::uint64_t src, std::uint64_t num_bytes) {
-  std::memcpy(pointer(dst), pointer(src), num_bytes);
+void stream_line(std::uint64_t dst, std::uint64_t src) {
+  std::memcpy(pointer(dst), pointer(src), kLine);
 }
 void drain_streams() {}
 #endif
+
+// One stream of reads cannot fill a core's share of the memory bandwidth when it jumps every few KiB:
+// the hardware prefetcher starts anew at each jump. Several pages side by side keep it busy.
+constexpr int kStreams = 4;
+constexpr std::uint64_t kStepBytes = 256;
+
+void copy_streaming(const Piece& piece, std::uint64_t begin, std::uint64_t end) {
+  for (std::uint64_t at = begin; at < end; at += kLine) stream_line(piece.dst + at, piece.src + at);
+}
+
+/// Whether a piece can be streamed line by line from its first byte to its last.
+bool whole_lines(const Piece& piece) { return piece.dst % kLine == 0 && piece.num_bytes % kLine == 0; }
+
+/// Copies kStreams pieces side by side; they are of one size and of whole lines.
+void copy_side_by_side(const Piece* pieces) {
+  const std::uint64_t num_bytes = pieces[0].num_bytes;
+  for (std::uint64_t at = 0; at < num_bytes; at += kStepBytes) {
+    const std::uint64_t end = std::min(at + kStepBytes, num_bytes);
+    for (int stream = 0; stream < kStreams; ++stream) copy_streaming(pieces[stream], at, end);
+  }
+}
+
+void copy_slice_streaming(const CopyPlan& plan, std::uint64_t per_page, std::uint64_t begin,
+                          std::uint64_t end) {
+  Piece pieces[kStreams];
+  std::uint64_t index = begin;
+  for (; index + kStreams <= end; index += kStreams) {
+    bool alike = true;
+    for (int stream = 0; stream < kStreams; ++stream) {
+      pieces[stream] = piece_at(plan, per_page, index + static_cast<std::uint64_t>(stream));
+      alike = alike && whole_lines(pieces[stream]) &&
+              pieces[stream].num_bytes == pieces[0].num_bytes;
+    }
+    if (alike) {
+      copy_side_by_side(pieces);
+      continue;
+    }
+    for (const Piece& piece : pieces) copy_plain(piece);
+  }
+  for (; index < end; ++index) copy_plain(piece_at(plan, per_page, index));
+  // Streaming stores are weakly ordered: without this fence a completion flag could overtake them.
+  drain_streams();
+}
 
 // The kernel takes at most IOV_MAX (1024) pieces a call and moves at most INT_MAX bytes.
 constexpr std::size_t kMaxIovecs = 1024;
@@ -133,16 +175,13 @@ void flush(CrossMemoryBatch& batch, int pid, RemoteSide remote) {
 void paged_copy_host(WorkerPool& pool, const CopyPlan& plan, bool bypass_cache) {
   const std::uint64_t per_page = pieces_per_page(plan);
   pool.run(plan.num_pages() * per_page, [&](std::uint64_t begin, std::uint64_t end) {
-    for (std::uint64_t index = begin; index < end; ++index) {
-      const Piece piece = piece_at(plan, per_page, index);
-      if (bypass_cache) {
-        copy_streaming(piece.dst, piece.src, piece.num_bytes);
-      } else {
-        std::memcpy(pointer(piece.dst), pointer(piece.src), piece.num_bytes);
-      }
+    if (bypass_cache) {
+      copy_slice_streaming(plan, per_page, begin, end);
+      return;
     }
-    // Non-temporal stores are weakly ordered: without this fence a completion flag could overtake them.
-    drain_streams();
+    for (std::uint64_t index = begin; index < end; ++index) {
+      copy_plain(piece_at(plan, per_page, index));
+    }
   });
 }
 

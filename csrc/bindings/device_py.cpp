@@ -1,0 +1,133 @@
+#include <pybind11/native_enum.h>
+#include <pybind11/stl.h>
+
+#include "bindings/bindings.hpp"
+#include "bindings/tables.hpp"
+#include "copy/device_copier.hpp"
+#include "memory/device.hpp"
+#include "memory/ipc.hpp"
+
+namespace kvxfer::bindings {
+
+namespace {
+
+void register_devices(py::module_& module) {
+  py::class_<DeviceInfo>(module, "DeviceInfo", "One GPU as the CUDA runtime describes it.")
+      .def_readonly("index", &DeviceInfo::index)
+      .def_readonly("name", &DeviceInfo::name)
+      .def_readonly("uuid", &DeviceInfo::uuid)
+      .def_readonly("pci_bus_id", &DeviceInfo::pci_bus_id)
+      .def_readonly("compute_major", &DeviceInfo::compute_major)
+      .def_readonly("compute_minor", &DeviceInfo::compute_minor)
+      .def_readonly("num_sms", &DeviceInfo::num_sms)
+      .def_readonly("memory_bytes", &DeviceInfo::memory_bytes)
+      .def_readonly("memory_gb_per_s", &DeviceInfo::memory_gb_per_s);
+  py::class_<PointerInfo>(module, "PointerInfo", "The allocation behind a device address.")
+      .def_readonly("device", &PointerInfo::device)
+      .def_readonly("base", &PointerInfo::base)
+      .def_readonly("num_bytes", &PointerInfo::num_bytes)
+      .def_readonly("buffer_id", &PointerInfo::buffer_id)
+      .def_readonly("legacy_ipc", &PointerInfo::legacy_ipc);
+  module.def("device_count", &device_count, ReleaseGil());
+  module.def("no_device_reason", &no_device_reason, ReleaseGil());
+  module.def("device_info", &device_info, py::arg("device"), ReleaseGil());
+  module.def("can_access_peer", &can_access_peer, py::arg("from_device"), py::arg("to_device"),
+             ReleaseGil());
+  module.def("pointer_info", &pointer_info, py::arg("address"), ReleaseGil());
+  py::class_<DeviceBuffer>(module, "DeviceBuffer", "Device memory from cudaMalloc.")
+      .def(py::init<int, std::uint64_t>(), py::arg("device"), py::arg("num_bytes"), ReleaseGil())
+      .def_property_readonly("device", &DeviceBuffer::device)
+      .def_property_readonly("address", &DeviceBuffer::address)
+      .def_property_readonly("num_bytes", &DeviceBuffer::num_bytes);
+}
+
+void register_ipc(py::module_& module) {
+  py::class_<IpcExport>(module, "IpcExport", "A device range made openable for other processes.")
+      .def(py::init<std::uint64_t, std::uint64_t>(), py::arg("address"), py::arg("num_bytes"),
+           ReleaseGil())
+      .def_property_readonly("device", &IpcExport::device)
+      .def_property_readonly("buffer_id", &IpcExport::buffer_id)
+      .def_property_readonly("offset_bytes", &IpcExport::offset_bytes)
+      .def_property_readonly("legacy_handle",
+                             [](const IpcExport& self) { return py::bytes(self.legacy_handle()); })
+      .def_property_readonly("chunk_fds", &IpcExport::chunk_fds)
+      .def_property_readonly("chunk_bytes", &IpcExport::chunk_bytes);
+  py::class_<IpcMapping>(module, "IpcMapping", "A peer's allocation mapped for a local device.")
+      .def_static(
+          "open_legacy",
+          [](int device, const py::bytes& handle, std::uint64_t num_bytes) {
+            const std::string raw = handle;
+            const py::gil_scoped_release released;
+            return IpcMapping::open_legacy(device, raw, num_bytes);
+          },
+          py::arg("device"), py::arg("handle"), py::arg("num_bytes"))
+      .def_static("open_chunks", &IpcMapping::open_chunks, py::arg("device"), py::arg("pid"),
+                  py::arg("fds"), py::arg("chunk_bytes"), ReleaseGil())
+      .def_property_readonly("address", &IpcMapping::address)
+      .def_property_readonly("num_bytes", &IpcMapping::num_bytes);
+}
+
+void register_copier(py::module_& module) {
+  py::native_enum<CopyEngine>(module, "CopyEngine", "enum.Enum", "What carries a device copy.")
+      .value("AUTO", CopyEngine::kAuto)
+      .value("BULK", CopyEngine::kBulk)
+      .value("LOAD_STORE", CopyEngine::kLoadStore)
+      .value("DMA", CopyEngine::kDma)
+      .finalize();
+  py::native_enum<CopyFault>(module, "CopyFault", "enum.Enum", "Planted faults, for tests alone.")
+      .value("NONE", CopyFault::kNone)
+      .value("DELAY_BLOCK_0", CopyFault::kDelayBlock0)
+      .value("SIGNAL_EARLY", CopyFault::kSignalEarly)
+      .finalize();
+  py::class_<DeviceCopier>(module, "DeviceCopier", "Runs copy plans on one GPU, in order.")
+      .def(py::init<int, std::uint64_t, std::uint32_t>(), py::arg("device"),
+           py::arg("board_address"), py::arg("board_slots"), ReleaseGil())
+      .def(
+          "post",
+          [](DeviceCopier& self, const PlanTables& tables, std::uint32_t slot,
+             std::uint64_t sequence, int num_sms, CopyEngine engine, CopyFault fault, bool ordered,
+             std::uint64_t after_stream) {
+            return self.post(tables.plan(), {num_sms, engine, fault}, {slot, sequence}, ordered,
+                             after_stream);
+          },
+          py::arg("tables"), py::arg("slot"), py::arg("sequence"), py::arg("num_sms") = 0,
+          py::arg("engine") = CopyEngine::kAuto, py::arg("fault") = CopyFault::kNone,
+          py::arg("ordered") = false, py::arg("after_stream") = 0, ReleaseGil())
+      .def(
+          "wait",
+          [](DeviceCopier& self, std::uint32_t slot, std::uint64_t sequence, double timeout_s) {
+            return self.wait({slot, sequence}, timeout_s);
+          },
+          py::arg("slot"), py::arg("sequence"), py::arg("timeout_s"), ReleaseGil())
+      .def(
+          "set_bulk_shape",
+          [](DeviceCopier& self, int num_warps, int num_stages, int slot_bytes, int store_depth) {
+            self.set_bulk_shape({num_warps, num_stages, slot_bytes, store_depth});
+          },
+          py::arg("num_warps"), py::arg("num_stages"), py::arg("slot_bytes"),
+          py::arg("store_depth"));
+}
+
+}  // namespace
+
+void register_device(py::module_& module) {
+  register_devices(module);
+  register_ipc(module);
+  register_copier(module);
+  module.def(
+      "pattern_fill_device",
+      [](int device, const PatternTables& tables, std::uint64_t seed) {
+        pattern_fill_device(device, tables.pages(), seed);
+      },
+      py::arg("device"), py::arg("tables"), py::arg("seed"), ReleaseGil());
+  module.def(
+      "pattern_check_device",
+      [](int device, const PatternTables& tables, std::uint64_t seed) {
+        return pattern_check_device(device, tables.pages(), seed);
+      },
+      py::arg("device"), py::arg("tables"), py::arg("seed"), ReleaseGil());
+  module.def("stream_wait_flag", &stream_wait_flag, py::arg("device"), py::arg("stream"),
+             py::arg("host_address"), py::arg("sequence"), ReleaseGil());
+}
+
+}  // namespace kvxfer::bindings

@@ -1,0 +1,374 @@
+#include "copy/device_copier.hpp"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "copy/paged_copy.cuh"
+#include "core/check.hpp"
+#include "core/cuda_check.hpp"
+
+namespace kvxfer {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kBulkMajor = 9;  // the compute capability that brought bulk-asynchronous copies
+constexpr std::uint32_t kBulkAlignment = 16;
+constexpr std::uint32_t kLoadStorePieceBytes = 16 << 10;
+constexpr std::size_t kSharedBytes = 224 << 10;  // of 227 KiB a block may ask for on sm_90 and sm_100
+constexpr double kQueueTimeoutS = 10;
+constexpr double kHealthPeriodS = 0.002;
+
+// Where the copy engine overtakes the kernel, measured on two H200s with runs of one size.
+constexpr std::uint64_t kDmaRunBytes = 4ull << 20;
+constexpr std::uint64_t kMaxDmaRuns = 512;
+
+BulkShape best_shape(std::uint64_t page_bytes) {
+  if (page_bytes <= 4096) return {8, 3, 8192, 1};
+  return {4, 6, 8192, 2};
+}
+
+/// A stretch of blocks that lie one behind the other on both sides.
+struct Run {
+  std::uint32_t first_block;
+  std::uint32_t num_blocks;
+};
+
+std::vector<Run> merge_runs(const CopyPlan& plan) {
+  std::vector<Run> runs;
+  for (std::uint32_t block = 0; block < plan.num_blocks; ++block) {
+    const bool joins =
+        block > 0 &&
+        plan.src_offsets[block] == plan.src_offsets[block - 1] + plan.page_bytes &&
+        plan.dst_offsets[block] == plan.dst_offsets[block - 1] + plan.page_bytes;
+    if (joins) {
+      ++runs.back().num_blocks;
+    } else {
+      runs.push_back({block, 1});
+    }
+  }
+  return runs;
+}
+
+std::uint32_t common_word_bytes(const CopyPlan& plan) {
+  std::uint64_t bits = plan.page_bytes | kBulkAlignment;
+  for (std::uint32_t plane = 0; plane < plan.num_planes; ++plane) {
+    bits |= plan.src_planes[plane] | plan.dst_planes[plane];
+  }
+  for (std::uint32_t block = 0; block < plan.num_blocks; ++block) {
+    bits |= plan.src_offsets[block] | plan.dst_offsets[block];
+  }
+  return static_cast<std::uint32_t>(bits & (~bits + 1));
+}
+
+/// What one transfer in flight needs: its tables on both sides of the bus, and the events that say
+/// when they may be used again.
+struct Flight {
+  void* pinned = nullptr;
+  void* device = nullptr;
+  std::size_t capacity_bytes = 0;
+  std::uint32_t* arrivals = nullptr;
+  cudaEvent_t ordered = nullptr;
+  cudaEvent_t done = nullptr;
+  bool used = false;
+
+  void release() noexcept {
+    if (ordered != nullptr) (void)cudaEventDestroy(ordered);
+    if (done != nullptr) (void)cudaEventDestroy(done);
+    (void)cudaFreeHost(pinned);
+    (void)cudaFree(device);
+  }
+  void create(std::uint32_t* counter) {
+    arrivals = counter;
+    KVXFER_CUDA_CHECK(cudaEventCreateWithFlags(&ordered, cudaEventDisableTiming));
+    KVXFER_CUDA_CHECK(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+  }
+  void reserve(std::size_t num_bytes) {
+    if (num_bytes <= capacity_bytes) return;
+    (void)cudaFreeHost(std::exchange(pinned, nullptr));
+    (void)cudaFree(std::exchange(device, nullptr));
+    capacity_bytes = 0;
+    const std::size_t rounded = std::max<std::size_t>(64 << 10, num_bytes + num_bytes / 2);
+    KVXFER_CUDA_CHECK(cudaMallocHost(&pinned, rounded));
+    KVXFER_CUDA_CHECK(cudaMalloc(&device, rounded));
+    capacity_bytes = rounded;
+  }
+};
+
+void write_tables(const CopyPlan& plan, std::uint64_t* out) {
+  out = std::copy_n(plan.src_planes, plan.num_planes, out);
+  out = std::copy_n(plan.dst_planes, plan.num_planes, out);
+  out = std::copy_n(plan.src_offsets, plan.num_blocks, out);
+  std::copy_n(plan.dst_offsets, plan.num_blocks, out);
+}
+
+}  // namespace
+
+struct DeviceCopier::State {
+  State(int device_index, std::uint64_t address, std::uint32_t num_slots)
+      : device(device_index), board(address, num_slots), board_address(address) {
+    const DeviceGuard guard(device);
+    KVXFER_CUDA_CHECK(
+        cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
+    KVXFER_CUDA_CHECK(
+        cudaDeviceGetAttribute(&compute_major, cudaDevAttrComputeCapabilityMajor, device));
+  }
+
+  void open() {
+    const DeviceGuard guard(device);
+    int lowest = 0;
+    int highest = 0;
+    KVXFER_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    KVXFER_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest));
+    void* host = reinterpret_cast<void*>(board_address);
+    KVXFER_CUDA_CHECK(cudaHostRegister(host, board.num_slots() * CompletionBoard::kSlotBytes,
+                                       cudaHostRegisterMapped | cudaHostRegisterPortable));
+    board_registered = true;
+    void* mapped = nullptr;
+    KVXFER_CUDA_CHECK(cudaHostGetDevicePointer(&mapped, host, 0));
+    board_on_device = reinterpret_cast<std::uint64_t>(mapped);
+    KVXFER_CUDA_CHECK(cudaMalloc(&counters, kMaxInFlight * sizeof(std::uint32_t)));
+    KVXFER_CUDA_CHECK(cudaMemset(counters, 0, kMaxInFlight * sizeof(std::uint32_t)));
+    for (int index = 0; index < kMaxInFlight; ++index) {
+      flights[index].create(static_cast<std::uint32_t*>(counters) + index);
+    }
+    KVXFER_CUDA_CHECK(cudaDeviceSynchronize());
+  }
+
+  ~State() {
+    int previous = 0;
+    (void)cudaGetDevice(&previous);
+    (void)cudaSetDevice(device);
+    if (stream != nullptr) {
+      (void)cudaStreamSynchronize(stream);
+      (void)cudaStreamDestroy(stream);
+    }
+    for (auto& flight : flights) flight.release();
+    (void)cudaFree(counters);
+    if (board_registered) (void)cudaHostUnregister(reinterpret_cast<void*>(board_address));
+    (void)cudaSetDevice(previous);
+  }
+
+  Flight& take_flight() {
+    Flight& flight = flights[next_flight];
+    if (flight.used) {
+      const auto deadline = Clock::now() + std::chrono::duration<double>(kQueueTimeoutS);
+      cudaError_t status = cudaEventQuery(flight.done);
+      while (status == cudaErrorNotReady && Clock::now() < deadline) {
+        std::this_thread::yield();
+        status = cudaEventQuery(flight.done);
+      }
+      if (status == cudaErrorNotReady) {
+        throw Error(ErrorKind::kTransferTimeout,
+                    std::to_string(kMaxInFlight) + " transfers are in flight and none ended in " +
+                        std::to_string(static_cast<int>(kQueueTimeoutS)) +
+                        " s; wait for earlier ones first");
+      }
+      KVXFER_CUDA_CHECK(status);
+    }
+    next_flight = (next_flight + 1) % kMaxInFlight;
+    return flight;
+  }
+
+  int device;
+  CompletionBoard board;
+  std::uint64_t board_address;
+  std::uint64_t board_on_device = 0;
+  bool board_registered = false;
+  int num_sms = 0;
+  int compute_major = 0;
+  cudaStream_t stream = nullptr;
+  void* counters = nullptr;
+  std::array<Flight, kMaxInFlight> flights{};
+  int next_flight = 0;
+  BulkShape forced_shape{};
+  std::mutex mutex;
+};
+
+DeviceCopier::DeviceCopier(int device, std::uint64_t board_address, std::uint32_t board_slots)
+    : state_(std::make_unique<State>(device, board_address, board_slots)) {
+  state_->open();
+}
+
+DeviceCopier::~DeviceCopier() = default;
+
+namespace {
+
+CopyEngine choose_engine(CopyEngine wanted, const CopyPlan& plan, int compute_major,
+                         std::uint32_t word_bytes, std::uint64_t num_runs) {
+  const bool bulk_works = compute_major >= kBulkMajor && word_bytes == kBulkAlignment;
+  switch (wanted) {
+    case CopyEngine::kBulk:
+      KVXFER_REQUIRE(bulk_works,
+                     "the bulk kernel needs sm_90 and 16-byte alignment; this GPU is sm_" +
+                         std::to_string(compute_major) + "x and the pages are aligned to " +
+                         std::to_string(word_bytes) + "; use the load/store kernel");
+      return wanted;
+    case CopyEngine::kLoadStore:
+    case CopyEngine::kDma:
+      return wanted;
+    case CopyEngine::kAuto:
+      break;
+  }
+  const std::uint64_t total_bytes = plan.num_pages() * plan.page_bytes;
+  if (num_runs <= kMaxDmaRuns && total_bytes >= num_runs * kDmaRunBytes) return CopyEngine::kDma;
+  return bulk_works ? CopyEngine::kBulk : CopyEngine::kLoadStore;
+}
+
+void cut_pieces(KernelArgs& args, std::uint32_t piece_limit, std::uint32_t slot_bytes) {
+  args.piece_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(args.page_bytes,
+                                                                        piece_limit));
+  const std::uint64_t per_page = (args.page_bytes + args.piece_bytes - 1) / args.piece_bytes;
+  const std::uint64_t num_pieces =
+      per_page * static_cast<std::uint64_t>(args.num_planes) * args.num_blocks;
+  KVXFER_REQUIRE(num_pieces < (1ull << 31), "a plan of " + std::to_string(num_pieces) +
+                                                " pieces passes 2^31; split the transfer");
+  args.pieces_per_page = static_cast<std::uint32_t>(per_page);
+  args.num_pieces = static_cast<std::uint32_t>(num_pieces);
+  args.pieces_per_group = std::clamp<std::uint32_t>(slot_bytes / args.piece_bytes, 1, 32);
+}
+
+int blocks_for(const KernelArgs& args, int num_sms, int warps_per_block) {
+  const std::uint64_t groups =
+      (args.num_pieces + args.pieces_per_group - 1) / args.pieces_per_group;
+  const std::uint64_t useful = (groups + warps_per_block - 1) / warps_per_block;
+  // Spread few pages over many SMs: a block a group is faster than a warp a group.
+  const std::uint64_t wanted = std::max<std::uint64_t>(useful, std::min<std::uint64_t>(groups, 64));
+  return static_cast<int>(std::clamp<std::uint64_t>(wanted, 1, static_cast<std::uint64_t>(num_sms)));
+}
+
+void check_shape(const BulkShape& shape) {
+  const bool sane = shape.num_warps >= 1 && shape.num_warps <= 16 && shape.num_stages >= 2 &&
+                    shape.num_stages <= 64 && shape.slot_bytes >= 512 &&
+                    shape.slot_bytes % 128 == 0 && shape.store_depth >= 1 &&
+                    shape.store_depth <= 4 && shape.store_depth < shape.num_stages;
+  const std::size_t bytes = static_cast<std::size_t>(shape.num_warps) * shape.num_stages *
+                            (static_cast<std::size_t>(shape.slot_bytes) + 8);
+  KVXFER_REQUIRE(sane && bytes <= kSharedBytes,
+                 "a bulk shape of " + std::to_string(shape.num_warps) + " warps x " +
+                     std::to_string(shape.num_stages) + " slots x " +
+                     std::to_string(shape.slot_bytes) + " bytes, depth " +
+                     std::to_string(shape.store_depth) + " does not fit 224 KiB or the ranges "
+                     "1-16, 2-64, 512.., 1-4");
+}
+
+void copy_runs(const CopyPlan& plan, const std::vector<Run>& runs, cudaStream_t stream) {
+  for (std::uint32_t plane = 0; plane < plan.num_planes; ++plane) {
+    for (const Run& run : runs) {
+      const std::uint64_t src = plan.src_planes[plane] + plan.src_offsets[run.first_block];
+      const std::uint64_t dst = plan.dst_planes[plane] + plan.dst_offsets[run.first_block];
+      KVXFER_CUDA_CHECK(cudaMemcpyAsync(reinterpret_cast<void*>(dst), reinterpret_cast<void*>(src),
+                                        run.num_blocks * plan.page_bytes, cudaMemcpyDefault,
+                                        stream));
+    }
+  }
+}
+
+}  // namespace
+
+CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& options,
+                              CompletionTarget target, bool ordered, std::uint64_t after_stream) {
+  State& state = *state_;
+  KVXFER_REQUIRE(options.num_sms >= 0 && options.num_sms <= state.num_sms,
+                 "num_sms is " + std::to_string(options.num_sms) + "; this GPU has " +
+                     std::to_string(state.num_sms) + " (0 = all)");
+  const int num_sms = options.num_sms == 0 ? state.num_sms : options.num_sms;
+  std::lock_guard lock(state.mutex);
+  const DeviceGuard guard(state.device);
+
+  KernelArgs args{};
+  args.num_planes = plan.num_planes;
+  args.num_blocks = plan.num_blocks;
+  args.page_bytes = plan.page_bytes;
+  args.word_bytes = common_word_bytes(plan);
+  args.flag = reinterpret_cast<std::uint64_t*>(
+      state.board_on_device + state.board.slot_address(target.slot) - state.board_address);
+  args.sequence = target.sequence;
+  args.fault = options.fault;
+
+  const std::vector<Run> runs = merge_runs(plan);
+  const CopyEngine engine =
+      choose_engine(options.engine, plan, state.compute_major, args.word_bytes,
+                    runs.size() * static_cast<std::uint64_t>(plan.num_planes));
+
+  Flight& flight = state.take_flight();
+  args.arrivals = flight.arrivals;
+  if (ordered) {
+    KVXFER_CUDA_CHECK(cudaEventRecord(flight.ordered,
+                                      reinterpret_cast<cudaStream_t>(after_stream)));
+    KVXFER_CUDA_CHECK(cudaStreamWaitEvent(state.stream, flight.ordered, 0));
+  }
+  if (plan.num_pages() == 0 || engine == CopyEngine::kDma) {
+    copy_runs(plan, runs, state.stream);
+    launch_signal(args, state.stream);
+  } else {
+    const std::size_t num_words = 2ull * plan.num_planes + 2ull * plan.num_blocks;
+    if (num_words <= kInlineWords) {
+      write_tables(plan, args.inline_tables);
+    } else {
+      flight.reserve(num_words * sizeof(std::uint64_t));
+      write_tables(plan, static_cast<std::uint64_t*>(flight.pinned));
+      KVXFER_CUDA_CHECK(cudaMemcpyAsync(flight.device, flight.pinned,
+                                        num_words * sizeof(std::uint64_t), cudaMemcpyHostToDevice,
+                                        state.stream));
+      args.tables = static_cast<const std::uint64_t*>(flight.device);
+    }
+    if (engine == CopyEngine::kBulk) {
+      const BulkShape shape =
+          state.forced_shape.num_warps != 0 ? state.forced_shape : best_shape(plan.page_bytes);
+      cut_pieces(args, static_cast<std::uint32_t>(shape.slot_bytes),
+                 static_cast<std::uint32_t>(shape.slot_bytes));
+      launch_bulk_copy(args, {blocks_for(args, num_sms, shape.num_warps), shape}, state.stream);
+    } else {
+      cut_pieces(args, kLoadStorePieceBytes, 0);
+      launch_load_store_copy(args, blocks_for(args, num_sms, 32), state.stream);
+    }
+  }
+  KVXFER_CUDA_CHECK(cudaEventRecord(flight.done, state.stream));
+  flight.used = true;
+  return engine;
+}
+
+bool DeviceCopier::wait(CompletionTarget target, double timeout_s) {
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+  while (true) {
+    const double left_s = std::chrono::duration<double>(deadline - Clock::now()).count();
+    if (state_->board.wait(target.slot, target.sequence, std::min(left_s, kHealthPeriodS))) {
+      return true;
+    }
+    const cudaError_t status = cudaStreamQuery(state_->stream);
+    if (status != cudaSuccess && status != cudaErrorNotReady) {
+      throw Error(ErrorKind::kCuda,
+                  std::string("the GPU failed during a transfer: ") + cudaGetErrorString(status) +
+                      "; this process must end",
+                  static_cast<int>(status));
+    }
+    if (left_s <= kHealthPeriodS) return false;
+  }
+}
+
+void DeviceCopier::set_bulk_shape(const BulkShape& shape) {
+  if (shape.num_warps != 0) check_shape(shape);
+  std::lock_guard lock(state_->mutex);
+  state_->forced_shape = shape;
+}
+
+void stream_wait_flag(int device, std::uint64_t stream, std::uint64_t host_address,
+                      std::uint64_t sequence) {
+  const DeviceGuard guard(device);
+  void* mapped = nullptr;
+  KVXFER_CUDA_CHECK(cudaHostGetDevicePointer(&mapped, reinterpret_cast<void*>(host_address), 0));
+  KVXFER_DRIVER_CHECK(driver().stream_wait_value(reinterpret_cast<CUstream>(stream),
+                                                 reinterpret_cast<CUdeviceptr>(mapped), sequence,
+                                                 CU_STREAM_WAIT_VALUE_GEQ));
+}
+
+}  // namespace kvxfer

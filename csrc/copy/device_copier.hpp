@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "copy/copy_plan.hpp"
+#include "copy/pattern.hpp"
+#include "transport/completion_board.hpp"
+
+namespace kvxfer {
+
+/// What carries the bytes of a device copy.
+enum class CopyEngine {
+  kAuto,       ///< the copy engine for long runs, else a kernel
+  kBulk,       ///< bulk-asynchronous (TMA) kernel; sm_90 and later
+  kLoadStore,  ///< load/store kernel; any GPU
+  kDma,        ///< the GPU's copy engine, one copy a run
+};
+
+/// Planted faults, for the tests that prove the completion rule: a checker that passes with
+/// kSignalEarly checks nothing.
+enum class CopyFault {
+  kNone,
+  kDelayBlock0,  ///< block 0 waits some milliseconds before it copies
+  kSignalEarly,  ///< as kDelayBlock0, and the first block done signals for all
+};
+
+struct DeviceCopyOptions {
+  int num_sms = 0;  ///< thread blocks, one an SM; 0 = all
+  CopyEngine engine = CopyEngine::kAuto;
+  CopyFault fault = CopyFault::kNone;
+};
+
+/// Shape of the bulk kernel. Zeros stand for the measured best of the page size.
+struct BulkShape {
+  int num_warps = 0;    ///< warps a block
+  int num_stages = 0;   ///< slots of shared memory a warp
+  int slot_bytes = 0;   ///< bytes of a slot; small pages share one
+  int store_depth = 0;  ///< stores a warp leaves in flight before it refills a slot, 1 to 4
+};
+
+struct CompletionTarget {
+  std::uint32_t slot;
+  std::uint64_t sequence;
+};
+
+/// Runs copy plans on one GPU, in order, on a stream of its own, and signals each on a completion
+/// board after its data is visible. Thread-safe. Destruction waits for what is in flight, because
+/// kernels read this object's tables.
+class DeviceCopier {
+ public:
+  static constexpr int kMaxInFlight = 64;
+
+  /// `board_address` is host memory of `board_slots` slots which the GPU will write; it is registered
+  /// with CUDA here and stays registered as long as this object lives.
+  DeviceCopier(int device, std::uint64_t board_address, std::uint32_t board_slots);
+  ~DeviceCopier();
+  DeviceCopier(const DeviceCopier&) = delete;
+  DeviceCopier& operator=(const DeviceCopier&) = delete;
+
+  /// Queues `plan` and returns what will carry it. The plan's tables are read before this returns.
+  /// With `ordered`, source and destination are touched only after all work queued so far on
+  /// `after_stream` (a cudaStream_t of this device; 0 is the default stream).
+  CopyEngine post(const CopyPlan& plan, const DeviceCopyOptions& options, CompletionTarget target,
+                  bool ordered, std::uint64_t after_stream);
+  /// Waits for the flag; throws Error(kCuda) at once where the GPU reports a fault. False at the
+  /// deadline.
+  bool wait(CompletionTarget target, double timeout_s);
+  void set_bulk_shape(const BulkShape& shape);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Fills or checks pattern pages with a kernel of `device`; both return when done.
+void pattern_fill_device(int device, const PatternPages& pages, std::uint64_t seed);
+PatternMismatch pattern_check_device(int device, const PatternPages& pages, std::uint64_t seed);
+
+/// Makes later work on `stream` of `device` wait until the flag at `host_address` (registered by a
+/// DeviceCopier of this process) holds `sequence` or more.
+void stream_wait_flag(int device, std::uint64_t stream, std::uint64_t host_address,
+                      std::uint64_t sequence);
+
+}  // namespace kvxfer

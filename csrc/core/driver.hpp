@@ -1,0 +1,35 @@
+#pragma once
+
+// Included by CUDA sources only.
+#include <cuda.h>
+
+#include <string>
+
+namespace kvxfer {
+
+/// The driver functions that the runtime has no twin for, found in libcuda.so.1 when first needed:
+/// nothing links it, so one build imports on a machine without a driver too.
+struct Driver {
+  decltype(&::cuGetErrorString) get_error_string;
+  decltype(&::cuPointerGetAttribute) pointer_get_attribute;
+  decltype(&::cuMemGetAddressRange_v2) mem_get_address_range;
+  decltype(&::cuMemRetainAllocationHandle) mem_retain_allocation_handle;
+  decltype(&::cuMemExportToShareableHandle) mem_export_to_shareable_handle;
+  decltype(&::cuMemImportFromShareableHandle) mem_import_from_shareable_handle;
+  decltype(&::cuMemAddressReserve) mem_address_reserve;
+  decltype(&::cuMemAddressFree) mem_address_free;
+  decltype(&::cuMemMap) mem_map;
+  decltype(&::cuMemUnmap) mem_unmap;
+  decltype(&::cuMemSetAccess) mem_set_access;
+  decltype(&::cuMemRelease) mem_release;
+  decltype(&::cuMemCreate) mem_create;
+  decltype(&::cuMemGetAllocationGranularity) mem_get_allocation_granularity;
+  decltype(&::cuMemGetAllocationPropertiesFromHandle) mem_get_allocation_properties;
+  decltype(&::cuStreamWaitValue64_v2) stream_wait_value;
+};
+
+/// Throws Error(kNotAvailable) where libcuda.so.1 or one of the functions is missing.
+const Driver& driver();
+std::string driver_error_text(CUresult status);
+
+}  // namespace kvxfer

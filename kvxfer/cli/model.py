@@ -1,0 +1,194 @@
+"""``kvxfer model``: how many bytes the KV of a model takes."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvxfer.errors import InvalidUsage
+from kvxfer.layout import KVLayout, ModelShape, TPLayout, load_model
+from kvxfer.units import format_bytes
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Bytes of one layout for one request."""
+
+    token_per_layer_bytes: int
+    token_bytes: int
+    page_bytes: int
+    block_bytes: int
+    layer_bytes: int
+    request_bytes: int
+    request_blocks: int
+    request_blocks_bytes: int
+    windowed_request_bytes: int | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``kvxfer model`` to ``parser``."""
+    parser.add_argument("model", metavar="NAME|config.json", help="a known model or a config file")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens a request (%(default)s)")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens a block (%(default)s)")
+    parser.add_argument("--dtype", default="bf16", help="dtype of the KV cache (%(default)s)")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks (%(default)s)")
+    parser.add_argument(
+        "--json", metavar="F", help="also write the figures to F; - for stdout only"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the figures; returns 0.
+
+    Raises:
+        InvalidUsage: an argument is wrong, or the JSON file cannot be written.
+    """
+    model = load_model(args.model)
+    layout = model.kv_layout(block_size=args.block_size, dtype=args.dtype)
+    _check_tp(model, args.tp)
+    ranks = [TPLayout(args.tp, rank) for rank in range(args.tp)]
+    whole = _sizes(model, layout, args.tokens)
+    per_rank = [_sizes(model, rank.rank_layout(layout), args.tokens) for rank in ranks]
+    if args.json is not None:
+        document = _document(model, layout, ranks, whole, per_rank, num_tokens=args.tokens)
+        _write_json(args.json, document)
+    if args.json != "-":
+        console = Console()
+        console.print(_whole_table(model, layout, whole, num_tokens=args.tokens))
+        if args.tp > 1:
+            console.print(_rank_table(layout, ranks, per_rank))
+    return 0
+
+
+def format_gib(num_bytes: int) -> str:
+    """Write bytes in GiB with three decimals, or four where the fourth is not zero."""
+    text = f"{num_bytes / _GIB:.4f}"
+    if num_bytes and float(text) == 0:
+        return "< 0.0001 GiB"
+    return f"{text.removesuffix('0')} GiB"
+
+
+def _check_tp(model: ModelShape, tp_size: int) -> None:
+    # Ranks share the query heads, so more ranks than those cannot run; this also bounds the table.
+    if not 1 <= tp_size <= model.num_attention_heads:
+        raise InvalidUsage(
+            f"--tp is {tp_size}; {model.name} has {model.num_attention_heads} attention heads, so "
+            f"use 1 .. {model.num_attention_heads}"
+        )
+
+
+def _sizes(model: ModelShape, layout: KVLayout, num_tokens: int) -> _Sizes:
+    num_blocks = layout.num_blocks(num_tokens)
+    windowed = model.windowed_request_bytes(layout, num_tokens) if model.sliding_layers else None
+    return _Sizes(
+        token_per_layer_bytes=layout.bytes_per_token_per_layer,
+        token_bytes=layout.bytes_per_token,
+        page_bytes=layout.page_bytes,
+        block_bytes=layout.block_bytes,
+        layer_bytes=layout.layer_bytes(num_tokens),
+        request_bytes=layout.request_bytes(num_tokens),
+        request_blocks=num_blocks,
+        request_blocks_bytes=num_blocks * layout.block_bytes,
+        windowed_request_bytes=windowed,
+    )
+
+
+def _whole_table(model: ModelShape, layout: KVLayout, sizes: _Sizes, *, num_tokens: int) -> Table:
+    table = Table(title=Text(f"{model.name}: KV of {num_tokens:,} tokens, {_describe(layout)}"))
+    table.add_column("of")
+    table.add_column("bytes", justify="right", overflow="fold")
+    for name in ("size", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = [
+        ("token, one layer", sizes.token_per_layer_bytes),
+        ("token, all layers", sizes.token_bytes),
+        ("page (block, one plane)", sizes.page_bytes),
+        (f"block ({layout.num_planes} planes)", sizes.block_bytes),
+        ("layer, all tokens", sizes.layer_bytes),
+        ("request", sizes.request_bytes),
+        (f"request, {sizes.request_blocks:,} whole blocks", sizes.request_blocks_bytes),
+    ]
+    if sizes.windowed_request_bytes is not None:
+        label = f"request, {model.sliding_layers} layers keep {model.sliding_window} tokens"
+        rows.append((label, sizes.windowed_request_bytes))
+    for label, num_bytes in rows:
+        table.add_row(label, f"{num_bytes:,}", format_bytes(num_bytes), format_gib(num_bytes))
+    return table
+
+
+def _rank_table(layout: KVLayout, ranks: list[TPLayout], per_rank: list[_Sizes]) -> Table:
+    windows = per_rank[0].windowed_request_bytes is not None
+    table = Table(title=f"per rank, tensor parallel {len(ranks)}")
+    names = ["rank", "KV heads", "page bytes", "token bytes", "request bytes", "GiB"]
+    if windows:
+        names.append("windows kept bytes")
+    for name in names:
+        # Folded rather than cut: half a figure is a wrong figure.
+        table.add_column(name, justify="right", overflow="fold", no_wrap=name == "GiB")
+    for rank, sizes in zip(ranks, per_rank, strict=True):
+        heads = rank.rank_layout(layout).num_kv_heads
+        first = _first_head(layout, rank)
+        row = [
+            str(rank.tp_rank),
+            f"{first}" if heads == 1 else f"{first}-{first + heads - 1}",
+            f"{sizes.page_bytes:,}",
+            f"{sizes.token_bytes:,}",
+            f"{sizes.request_bytes:,}",
+            format_gib(sizes.request_bytes),
+        ]
+        if sizes.windowed_request_bytes is not None:
+            row.append(f"{sizes.windowed_request_bytes:,}")
+        table.add_row(*row)
+    return table
+
+
+def _first_head(layout: KVLayout, rank: TPLayout) -> int:
+    # The one latent of MLA is head 0 of every rank, and heads_of(1) says the same.
+    return rank.heads_of(layout.num_kv_heads).start
+
+
+def _describe(layout: KVLayout) -> str:
+    return f"{layout.dtype}, blocks of {layout.block_size}, {layout.kv.value}"
+
+
+def _document(
+    model: ModelShape,
+    layout: KVLayout,
+    ranks: list[TPLayout],
+    whole: _Sizes,
+    per_rank: list[_Sizes],
+    *,
+    num_tokens: int,
+) -> dict[str, Any]:
+    return {
+        "model": asdict(model),
+        "layout": asdict(layout),
+        "num_tokens": num_tokens,
+        "whole": asdict(whole),
+        "ranks": [
+            {**asdict(rank), "num_kv_heads": rank.rank_layout(layout).num_kv_heads, **asdict(sizes)}
+            for rank, sizes in zip(ranks, per_rank, strict=True)
+        ],
+    }
+
+
+def _write_json(target: str, document: dict[str, Any]) -> None:
+    text = json.dumps(document, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidUsage(
+            f"--json {target} cannot be written ({error.strerror}); give a writable path",
+            error.errno or 0,
+        ) from None

@@ -1,0 +1,229 @@
+"""Reads a Hugging Face ``config.json``: the few fields that decide the size of a KV cache.
+
+The file is untrusted: it may be anything of any size. A model whose cache is not one KV entry a
+token and layer is refused rather than given a plausible, wrong figure.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from kvxfer.errors import InvalidUsage
+from kvxfer.layout import _checks
+
+MAX_CONFIG_BYTES = 4 << 20
+
+Config: TypeAlias = Mapping[str, object]
+
+_NESTED = ("text_config", "llm_config")
+_LAYERS = ("num_hidden_layers", "n_layer")
+_HEADS = ("num_attention_heads", "n_head")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+_HIDDEN = ("hidden_size", "n_embd")
+
+# Some layers of these models keep a recurrent state, or share the KV of another layer.
+_UNCOVERED = (
+    "attn_layer_period",
+    "full_attention_interval",
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "linear_attn_config",
+    "num_kv_shared_layers",
+)
+# Every n-th layer is a full one in these families, whose older configs do not say so.
+_SLIDING_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
+_FULL_LAYERS = ("full_attention", "chunked_attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeFields:
+    """The fields of a model shape as a config gives them."""
+
+    num_layers: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    kind: str
+    sliding_window: int | None
+    sliding_layers: int
+
+
+def read_config(path: Path) -> Config:
+    """Read a JSON object from a regular file of at most `MAX_CONFIG_BYTES`.
+
+    Raises:
+        InvalidUsage: no such file, not regular, too large, or no JSON object.
+    """
+    data = _read_bounded(path)
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"{path} is no JSON ({error}); give a model's config.json") from None
+    if not isinstance(config, dict):
+        raise InvalidUsage(
+            f"{path} holds a JSON {type(config).__name__}; a model's config.json is an object"
+        )
+    return config
+
+
+def shape_fields(config: Config, *, source: str) -> ShapeFields:
+    """Pick the shape out of a config; ``source`` names it in errors.
+
+    Raises:
+        InvalidUsage: fields are missing or of a wrong type, or the cache is of an uncovered kind.
+    """
+    text = _text_model(config)
+    _refuse_uncovered(text, source)
+    required = {"layers": _LAYERS, "heads": _HEADS}
+    missing = [" or ".join(names) for names in required.values() if _first(text, names) is None]
+    is_mla = text.get("kv_lora_rank") is not None
+    if is_mla:
+        missing += [] if text.get("qk_rope_head_dim") is not None else ["qk_rope_head_dim"]
+    elif text.get("head_dim") is None and _first(text, _HIDDEN) is None:
+        missing.append("head_dim or hidden_size or n_embd")
+    if missing:
+        raise InvalidUsage(
+            f"{source} lacks {'; '.join(missing)}; it has {_names(text)}; give the config.json of "
+            "a language model, or add the fields"
+        )
+    num_layers = _number(text, _LAYERS, source)
+    num_heads = _number(text, _HEADS, source)
+    window, sliding_layers = _sliding(text, num_layers, source)
+    return ShapeFields(
+        num_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_kv_heads=1 if is_mla else _kv_heads(text, num_heads, source),
+        head_dim=_latent_dim(text, source) if is_mla else _head_dim(text, num_heads, source),
+        kind="mla" if is_mla else "gqa",
+        sliding_window=window,
+        sliding_layers=sliding_layers,
+    )
+
+
+def _read_bounded(path: Path) -> bytes:
+    try:
+        # Non-blocking, because opening a FIFO would otherwise wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InvalidUsage(f"{path} is no regular file; give a model's config.json")
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise InvalidUsage(
+            f"{path} cannot be read ({error.strerror}); give a readable config.json",
+            error.errno or 0,
+        ) from None
+    if len(data) > MAX_CONFIG_BYTES:
+        raise InvalidUsage(
+            f"{path} is above the limit of {MAX_CONFIG_BYTES} bytes; give a model's config.json"
+        )
+    return data
+
+
+def _text_model(config: Config) -> Config:
+    """The language model's part: multimodal configs nest it."""
+    for name in _NESTED:
+        nested = config.get(name)
+        if isinstance(nested, dict) and _first(nested, _LAYERS) is not None:
+            return nested
+    return config
+
+
+def _refuse_uncovered(config: Config, source: str) -> None:
+    for name in _UNCOVERED:
+        if config.get(name):
+            raise InvalidUsage(
+                f"{source} has {name}: not every layer of this model keeps its own KV of every "
+                "token, which this arithmetic does not cover; compute it by hand from the layers "
+                "that do"
+            )
+
+
+def _first(config: Config, names: tuple[str, ...]) -> object:
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def _number(config: Config, names: tuple[str, ...], source: str) -> int:
+    name = next(name for name in names if config.get(name) is not None)
+    return _checks.dimension(f"{name} of {source}", config[name])
+
+
+def _kv_heads(config: Config, num_heads: int, source: str) -> int:
+    # Falcon and GPT-BigCode: one KV head, unless the newer decoder names its number.
+    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
+        return 1
+    if _first(config, _KV_HEADS) is None:
+        return num_heads
+    return _number(config, _KV_HEADS, source)
+
+
+def _head_dim(config: Config, num_heads: int, source: str) -> int:
+    if config.get("head_dim") is not None:
+        return _number(config, ("head_dim",), source)
+    hidden_size = _number(config, _HIDDEN, source)
+    if hidden_size % num_heads:
+        raise InvalidUsage(
+            f"{source} has no head_dim, and {num_heads} heads do not divide the hidden size "
+            f"{hidden_size}; add head_dim"
+        )
+    return hidden_size // num_heads
+
+
+def _latent_dim(config: Config, source: str) -> int:
+    rank = _number(config, ("kv_lora_rank",), source)
+    return rank + _number(config, ("qk_rope_head_dim",), source)
+
+
+def _sliding(config: Config, num_layers: int, source: str) -> tuple[int | None, int]:
+    """The window and how many layers slide; (None, 0) where none does."""
+    _refuse_unknown_layers(config, num_layers, source)
+    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
+        return None, 0
+    window = _number(config, ("sliding_window",), source)
+    sliding_layers = _count_sliding(config, num_layers, source)
+    return (window, sliding_layers) if sliding_layers else (None, 0)
+
+
+def _refuse_unknown_layers(config: Config, num_layers: int, source: str) -> None:
+    types = config.get("layer_types")
+    if types is None:
+        return
+    if not isinstance(types, list) or len(types) != num_layers:
+        found = f"{len(types)} entries" if isinstance(types, list) else type(types).__name__
+        raise InvalidUsage(f"layer_types of {source} is {found}; {num_layers} layers need a list")
+    known = (*_FULL_LAYERS, "sliding_attention")
+    unknown = next((kind for kind in types if kind not in known), None)
+    if unknown is not None:
+        raise InvalidUsage(
+            f"layer_types of {source} has {str(unknown)[:80]!r}; only {', '.join(known)} keep KV "
+            "in a way that this arithmetic covers"
+        )
+
+
+def _count_sliding(config: Config, num_layers: int, source: str) -> int:
+    types = config.get("layer_types")
+    if isinstance(types, list):
+        return types.count("sliding_attention")
+    if config.get("use_sliding_window") is True and config.get("max_window_layers") is not None:
+        # Qwen2: the first max_window_layers layers are full.
+        full = _checks.integer(
+            f"max_window_layers of {source}",
+            config["max_window_layers"],
+            minimum=0,
+            maximum=_checks.MAX_DIMENSION,
+        )
+        return max(0, num_layers - full)
+    pattern = _SLIDING_PATTERN.get(str(config.get("model_type")))
+    if config.get("sliding_window_pattern") is not None:
+        pattern = _number(config, ("sliding_window_pattern",), source)
+    return num_layers if pattern is None else num_layers - num_layers // pattern
+
+
+def _names(config: Config) -> str:
+    names = sorted(config)
+    shown = ", ".join(name[:80] for name in names[:20]) or "no fields"
+    return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
