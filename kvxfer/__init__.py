@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         load_model,
         plan,
     )
-    from kvxfer.memory import KVCache, SharedSegment, register, shared_empty
+    from kvxfer.memory import KVCache, register, shared_empty
     from kvxfer.session import Endpoint, Peer
     from kvxfer.transport import available_transports
 
@@ -30,7 +30,6 @@ _HOME = {
     "load_model": "kvxfer.layout",
     "plan": "kvxfer.layout",
     "KVCache": "kvxfer.memory",
-    "SharedSegment": "kvxfer.memory",
     "register": "kvxfer.memory",
     "shared_empty": "kvxfer.memory",
     "Endpoint": "kvxfer.session",
@@ -47,7 +46,6 @@ __all__ = [
     "KVView",
     "ModelShape",
     "Peer",
-    "SharedSegment",
     "TPLayout",
     "available_transports",
     "load_model",

@@ -1,4 +1,3 @@
-#include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.hpp"
@@ -68,17 +67,15 @@ void register_ipc(py::module_& module) {
 }
 
 void register_copier(py::module_& module) {
-  py::native_enum<CopyEngine>(module, "CopyEngine", "enum.Enum", "What carries a device copy.")
+  py::enum_<CopyEngine>(module, "CopyEngine", "What carries a device copy.")
       .value("AUTO", CopyEngine::kAuto)
       .value("BULK", CopyEngine::kBulk)
       .value("LOAD_STORE", CopyEngine::kLoadStore)
-      .value("DMA", CopyEngine::kDma)
-      .finalize();
-  py::native_enum<CopyFault>(module, "CopyFault", "enum.Enum", "Planted faults, for tests alone.")
+      .value("DMA", CopyEngine::kDma);
+  py::enum_<CopyFault>(module, "CopyFault", "Planted faults, for tests alone.")
       .value("NONE", CopyFault::kNone)
       .value("DELAY_BLOCK_0", CopyFault::kDelayBlock0)
-      .value("SIGNAL_EARLY", CopyFault::kSignalEarly)
-      .finalize();
+      .value("SIGNAL_EARLY", CopyFault::kSignalEarly);
   py::class_<DeviceCopier>(module, "DeviceCopier", "Runs copy plans on one GPU, in order.")
       .def(py::init<int, std::uint64_t, std::uint32_t>(), py::arg("device"),
            py::arg("board_address"), py::arg("board_slots"), ReleaseGil())

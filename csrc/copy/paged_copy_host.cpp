@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -22,23 +23,42 @@ namespace {
 // threads have work.
 constexpr std::uint64_t kSplitBytes = 256 << 10;
 
-std::uint64_t pieces_per_page(const CopyPlan& plan) {
-  return plan.page_bytes <= kSplitBytes ? 1 : (plan.page_bytes + kSplitBytes - 1) / kSplitBytes;
-}
-
 struct Piece {
   std::uint64_t src;
   std::uint64_t dst;
   std::uint64_t num_bytes;
 };
 
-Piece piece_at(const CopyPlan& plan, std::uint64_t per_page, std::uint64_t index) {
-  const std::uint64_t page_index = index / per_page;
-  const std::uint64_t begin = (index - page_index * per_page) * kSplitBytes;
-  const auto page = plan.page(page_index);
-  const std::uint64_t left = plan.page_bytes - begin;
-  return {page.src + begin, page.dst + begin, per_page == 1 ? left : std::min(left, kSplitBytes)};
-}
+/// The pieces of a plan in the order of one side's addresses. Any order is right; this one lets the
+/// prefetcher run on where neighbours in memory are both wanted, and lets their descriptors merge.
+class OrderedPieces {
+ public:
+  OrderedPieces(const CopyPlan& plan, const std::uint64_t* sort_offsets)
+      : plan_(plan),
+        per_page_((plan.page_bytes + kSplitBytes - 1) / kSplitBytes),
+        order_(plan.num_blocks) {
+    std::iota(order_.begin(), order_.end(), 0u);
+    std::sort(order_.begin(), order_.end(), [sort_offsets](std::uint32_t a, std::uint32_t b) {
+      return sort_offsets[a] < sort_offsets[b];
+    });
+  }
+
+  [[nodiscard]] std::uint64_t size() const { return plan_.num_pages() * per_page_; }
+
+  [[nodiscard]] Piece operator[](std::uint64_t index) const {
+    const std::uint64_t page_index = index / per_page_;
+    const std::uint64_t plane = page_index / plan_.num_blocks;
+    const std::uint32_t block = order_[page_index - plane * plan_.num_blocks];
+    const auto page = plan_.page(plane * plan_.num_blocks + block);
+    const std::uint64_t begin = (index - page_index * per_page_) * kSplitBytes;
+    return {page.src + begin, page.dst + begin, std::min(plan_.page_bytes - begin, kSplitBytes)};
+  }
+
+ private:
+  const CopyPlan& plan_;
+  std::uint64_t per_page_;
+  std::vector<std::uint32_t> order_;
+};
 
 void* pointer(std::uint64_t address) { return reinterpret_cast<void*>(address); }
 
@@ -93,14 +113,13 @@ void copy_side_by_side(const Piece* pieces) {
   }
 }
 
-void copy_slice_streaming(const CopyPlan& plan, std::uint64_t per_page, std::uint64_t begin,
-                          std::uint64_t end) {
+void copy_slice_streaming(const OrderedPieces& all, std::uint64_t begin, std::uint64_t end) {
   Piece pieces[kStreams];
   std::uint64_t index = begin;
   for (; index + kStreams <= end; index += kStreams) {
     bool alike = true;
     for (int stream = 0; stream < kStreams; ++stream) {
-      pieces[stream] = piece_at(plan, per_page, index + static_cast<std::uint64_t>(stream));
+      pieces[stream] = all[index + static_cast<std::uint64_t>(stream)];
       alike = alike && whole_lines(pieces[stream]) &&
               pieces[stream].num_bytes == pieces[0].num_bytes;
     }
@@ -110,7 +129,7 @@ void copy_slice_streaming(const CopyPlan& plan, std::uint64_t per_page, std::uin
     }
     for (const Piece& piece : pieces) copy_plain(piece);
   }
-  for (; index < end; ++index) copy_plain(piece_at(plan, per_page, index));
+  for (; index < end; ++index) copy_plain(all[index]);
   // Streaming stores are weakly ordered: without this fence a completion flag could overtake them.
   drain_streams();
 }
@@ -124,9 +143,9 @@ struct CrossMemoryBatch {
   std::vector<iovec> remote;
   std::uint64_t num_bytes = 0;
 
-  void add(iovec local_piece, iovec remote_piece) {
-    local.push_back(local_piece);
-    remote.push_back(remote_piece);
+  void add(const iovec& local_piece, const iovec& remote_piece) {
+    append(local, local_piece);
+    append(remote, remote_piece);
     num_bytes += local_piece.iov_len;
   }
   [[nodiscard]] bool full() const { return local.size() == kMaxIovecs || num_bytes >= kMaxCallBytes; }
@@ -134,6 +153,20 @@ struct CrossMemoryBatch {
     local.clear();
     remote.clear();
     num_bytes = 0;
+  }
+
+ private:
+  // The two lists are byte streams that need not be cut alike: each remote entry costs a lock and a
+  // walk of the other process's page tables, so neighbours are joined.
+  static void append(std::vector<iovec>& list, const iovec& piece) {
+    if (!list.empty()) {
+      iovec& last = list.back();
+      if (static_cast<char*>(last.iov_base) + last.iov_len == piece.iov_base) {
+        last.iov_len += piece.iov_len;
+        return;
+      }
+    }
+    list.push_back(piece);
   }
 };
 
@@ -173,31 +206,26 @@ void flush(CrossMemoryBatch& batch, int pid, RemoteSide remote) {
 }  // namespace
 
 void paged_copy_host(WorkerPool& pool, const CopyPlan& plan, bool bypass_cache) {
-  const std::uint64_t per_page = pieces_per_page(plan);
-  pool.run(plan.num_pages() * per_page, [&](std::uint64_t begin, std::uint64_t end) {
+  const OrderedPieces pieces(plan, plan.src_offsets);
+  pool.run(pieces.size(), [&](std::uint64_t begin, std::uint64_t end) {
     if (bypass_cache) {
-      copy_slice_streaming(plan, per_page, begin, end);
+      copy_slice_streaming(pieces, begin, end);
       return;
     }
-    for (std::uint64_t index = begin; index < end; ++index) {
-      copy_plain(piece_at(plan, per_page, index));
-    }
+    for (std::uint64_t index = begin; index < end; ++index) copy_plain(pieces[index]);
   });
 }
 
 void paged_copy_process_vm(WorkerPool& pool, const CopyPlan& plan, int pid, RemoteSide remote) {
-  const std::uint64_t per_page = pieces_per_page(plan);
-  pool.run(plan.num_pages() * per_page, [&](std::uint64_t begin, std::uint64_t end) {
+  const bool writes = remote == RemoteSide::kDestination;
+  const OrderedPieces pieces(plan, writes ? plan.dst_offsets : plan.src_offsets);
+  pool.run(pieces.size(), [&](std::uint64_t begin, std::uint64_t end) {
     CrossMemoryBatch batch;
     for (std::uint64_t index = begin; index < end; ++index) {
-      const Piece piece = piece_at(plan, per_page, index);
+      const Piece piece = pieces[index];
       const iovec src{pointer(piece.src), piece.num_bytes};
       const iovec dst{pointer(piece.dst), piece.num_bytes};
-      if (remote == RemoteSide::kDestination) {
-        batch.add(src, dst);
-      } else {
-        batch.add(dst, src);
-      }
+      batch.add(writes ? src : dst, writes ? dst : src);
       if (batch.full()) flush(batch, pid, remote);
     }
     flush(batch, pid, remote);

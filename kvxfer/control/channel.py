@@ -99,7 +99,10 @@ class ControlServer:
         return {channel.name: channel.refused for channel in self._channels}
 
     def close(self) -> None:
-        """Stop serving and free the ports; bounded, and may be called again, from any thread."""
+        """Stop serving and free the ports; bounded, and may be called again, from any thread.
+
+        An answer that is still on its way out may be lost, as with a server that dies.
+        """
         if os.getpid() != self._pid:
             return  # a forked child: the thread and the sockets are the parent's
         with self._close_lock:

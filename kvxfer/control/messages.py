@@ -209,7 +209,7 @@ def decode(
         )
     try:
         message: _MessageT = decoder.decode(frames[1])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         names = ", ".join(kind.__name__ for kind in wanted)
         raise ProtocolMismatch(
             f"body of {len(frames[1])} bytes is none of {names}: {error}; "

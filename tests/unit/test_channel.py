@@ -1,10 +1,10 @@
 """Control channels between a server and clients that behave."""
 
+import contextlib
 import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 
 import msgspec
 import pytest
@@ -131,14 +131,22 @@ def test_what_a_handler_raises_is_raised_at_the_caller(
         assert client.call(Ask(1)) == Answer(0)
 
 
-@pytest.mark.parametrize("result", [None, b"bytes", Answer(1 << 65), Done("x")])
-def test_a_handler_that_returns_rubbish_does_not_stop_the_server(result: object) -> None:
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, "internal error.*TypeError"),
+        (b"bytes", "internal error.*TypeError"),
+        (Answer(1 << 65), "Answer cannot be encoded"),
+        (Done("x"), "is none of Answer"),
+    ],
+)
+def test_a_handler_that_returns_rubbish_does_not_stop_the_server(result: object, text: str) -> None:
     handlers = {Ask: lambda message: result if message.number else Answer(5)}
     with (
         ControlServer({"ask": handlers}) as server,  # type: ignore[dict-item]
         ControlClient(server.addresses["ask"], Answer) as client,
     ):
-        with pytest.raises(errors.KvxferError):
+        with pytest.raises(errors.KvxferError, match=text):
             client.call(Ask(1))
         assert client.call(Ask(0)) == Answer(5)
 
@@ -232,7 +240,7 @@ def test_a_call_survives_a_restart_of_the_server_between_calls() -> None:
         address = first.addresses["ask"]
         client = ControlClient(address, Answer, deadline_s=HANG_GUARD_S)
         assert client.call(Ask(1)) == Answer(2)
-    with serve(ports={"ask": int(address.rpartition(":")[2])}), closing(client):
+    with serve(ports={"ask": int(address.rpartition(":")[2])}), contextlib.closing(client):
         # The first call may still go out on the connection that is just being torn down.
         for _ in range(100):
             try:
@@ -284,8 +292,12 @@ def test_server_close_is_idempotent_frees_the_port_and_works_from_a_handler() ->
         return Answer(0)
 
     server = ControlServer({"ask": {Ask: stop}})
-    with ControlClient(server.addresses["ask"], Answer) as client:
-        assert client.call(Ask(0)) == Answer(0)
+    # Without linger the answer may be lost; what counts is that the server ends.
+    with (
+        ControlClient(server.addresses["ask"], Answer) as client,
+        contextlib.suppress(ControlTimeout),
+    ):
+        client.call(Ask(0), deadline_s=1.0)
     for _ in range(2):
         server.close()
     port = int(server.addresses["ask"].rpartition(":")[2])
@@ -302,12 +314,15 @@ def test_server_close_with_a_stuck_handler_returns() -> None:
 
     server = ControlServer({"ask": {Ask: stuck}})
     with ControlClient(server.addresses["ask"], Answer) as client:
-        thread = run_in_thread(server.close)
         with pytest.raises(ControlTimeout):
             client.call(Ask(0), deadline_s=0.2)
-    thread.join(HANG_GUARD_S)
-    assert not thread.is_alive()
+        assert entered.wait(HANG_GUARD_S)
+    closer = run_in_thread(server.close)
+    closer.join(HANG_GUARD_S)
+    closed = not closer.is_alive()
     gate.set()
+    closer.join(HANG_GUARD_S)
+    assert closed
 
 
 def test_a_forked_child_cannot_stop_or_use_what_its_parent_serves(server: ControlServer) -> None:

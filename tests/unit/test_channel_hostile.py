@@ -220,6 +220,13 @@ def num_fds() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a Path list would hold one more
 
 
+def settle(before: int, settle_s: float) -> None:
+    end_s = time.monotonic() + settle_s
+    while num_fds() > before and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert num_fds() <= before, "descriptors leak"
+
+
 def check_no_fd_leak(cycle: Callable[[], object], num_cycles: int, settle_s: float) -> None:
     """Fail where descriptors grow with cycles; the far end of a connection closes a bit later."""
     for _ in range(3):
@@ -228,11 +235,7 @@ def check_no_fd_leak(cycle: Callable[[], object], num_cycles: int, settle_s: flo
     before = num_fds()
     for _ in range(num_cycles):
         cycle()
-    end_s = time.monotonic() + settle_s
-    while num_fds() > before and time.monotonic() < end_s:
-        time.sleep(0.02)
-    after = num_fds()
-    assert after <= before, f"{before} descriptors before {num_cycles} cycles, {after} after"
+    settle(before, settle_s)
 
 
 def test_clients_leak_no_descriptor(target: Target) -> None:
@@ -243,6 +246,16 @@ def test_clients_beside_a_living_one_leak_no_descriptor(target: Target) -> None:
     with ControlClient(target.address, Done, deadline_s=GUARD_S) as living:
         check_no_fd_leak(target.check_serves, 50, GUARD_S)
         assert living.call(CommitRequest("good")) == Done("good")
+
+
+def test_the_last_client_takes_the_shared_context_with_it(target: Target) -> None:
+    before = num_fds()
+    with ControlClient(target.address, Done) as one:
+        with ControlClient(target.address, Done) as two:
+            assert two._context is one._context
+        assert one.call(CommitRequest("good"), deadline_s=GUARD_S) == Done("good")
+    assert one._context.closed
+    settle(before, GUARD_S)
 
 
 def test_servers_leak_no_descriptor() -> None:
@@ -275,7 +288,7 @@ def test_the_leak_check_fails_on_a_planted_leak(target: Target) -> None:
             leaked.append(socket.socket())
 
     try:
-        with pytest.raises(AssertionError, match="descriptors before 50 cycles"):
+        with pytest.raises(AssertionError, match="descriptors leak"):
             check_no_fd_leak(cycle, 50, 0.2)
     finally:
         for one in leaked:

@@ -1,0 +1,181 @@
+"""A cache that peers can reach."""
+
+import itertools
+import threading
+import uuid
+from collections.abc import Mapping
+from types import TracebackType
+
+from kvxfer.control import (
+    AbortRequest,
+    CommitRequest,
+    ControlServer,
+    Done,
+    InitReply,
+    InitRequest,
+    PlaneSpec,
+    ReserveReply,
+    ReserveRequest,
+)
+from kvxfer.errors import NotAvailable, RegistrationError
+from kvxfer.memory import KVCache, MemoryKind
+from kvxfer.session.block_pool import BlockPool
+from kvxfer.session.layouts import layout_spec, require_equal_layouts
+from kvxfer.session.peer import Peer
+from kvxfer.transport import Board, create_transport
+
+_RETRY_AFTER_S = 0.01
+_EPOCHS = itertools.count(1)
+
+
+class Endpoint:
+    """One rank's cache on the control plane: it answers peers, and connects to them.
+
+    A prefill worker and a decode worker are both endpoints; whoever holds a :class:`Peer` may put
+    to it or get from it. A context manager.
+
+    Attributes:
+        cache: the registered cache.
+        incarnation: differs at every start, so that a peer never takes a successor for us.
+        addresses: URLs of the ``init`` and ``alloc`` channels, for :meth:`connect` elsewhere.
+        blocks: the block pool that the alloc channel serves.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        transport: str = "auto",
+        num_threads: int | None = None,
+        bind_host: str = "127.0.0.1",
+        ports: Mapping[str, int] | None = None,
+    ) -> None:
+        """Export ``cache`` over ``transport`` and serve its channels.
+
+        Args:
+            cache: what peers may reach.
+            transport: a name of :func:`kvxfer.available_transports`, or ``auto``.
+            num_threads: threads of host copies; None = all CPUs, at most 8.
+            bind_host: address of both channels.
+            ports: port of ``init`` and of ``alloc``; absent takes a free one.
+
+        Raises:
+            NotAvailable: the transport does not work here, and why.
+            RegistrationError: the cache's memory cannot be exported.
+        """
+        cache.require_live()
+        kind = MemoryKind.HOST if cache.device < 0 else MemoryKind.DEVICE
+        self.cache = cache
+        self.incarnation = uuid.uuid4().hex
+        self.blocks = BlockPool(cache.num_blocks)
+        self._transport = create_transport(transport, memory=kind, num_threads=num_threads)
+        self._exports = [self._transport.export(item) for item in cache.registrations]
+        self._epoch = next(_EPOCHS)
+        self._board = Board()
+        self._slots: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._server = ControlServer(
+            {
+                "init": {InitRequest: self._init},
+                "alloc": {
+                    ReserveRequest: self._reserve,
+                    CommitRequest: self._commit,
+                    AbortRequest: self._abort,
+                },
+            },
+            bind_host=bind_host,
+            ports=ports,
+        )
+        self.addresses = dict(self._server.addresses)
+
+    @property
+    def transport_name(self) -> str:
+        """The transport in use."""
+        return self._transport.name
+
+    def connect(self, addresses: Mapping[str, str], *, deadline_s: float = 10.0) -> Peer:
+        """Meet the endpoint at ``addresses`` and map its cache.
+
+        Raises:
+            ControlTimeout: no answer within ``deadline_s``.
+            LayoutMismatch: the two caches cannot be joined; names the field and both values.
+            NotAvailable: the peer cannot be reached over this transport, and why.
+        """
+        return Peer(
+            self.cache,
+            self._transport,
+            incarnation=self.incarnation,
+            addresses=addresses,
+            deadline_s=deadline_s,
+        )
+
+    def wait(self, incarnation: str, sequence: int, *, timeout_s: float) -> bool:
+        """Wait until the peer of that incarnation has completed its transfer number ``sequence``.
+
+        True means that the bytes are visible here. Transfers of a peer are numbered from 1.
+        """
+        return self._board.wait(self._slots[incarnation], sequence, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Stop serving and withdraw the cache; may be called more than once."""
+        self._server.close()
+        for export in self._exports:
+            export.close()
+
+    def __enter__(self) -> "Endpoint":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _init(self, request: InitRequest) -> InitReply:
+        require_equal_layouts(request.layout, layout_spec(self.cache.layout))
+        if self._transport.name not in request.transports:
+            raise NotAvailable(
+                f"this endpoint serves {self._transport.name}; the peer offers "
+                f"{', '.join(request.transports) or 'nothing'}"
+            )
+        self.cache.require_live()
+        with self._lock:
+            slot = self._slots.get(request.incarnation)
+            if slot is None:
+                slot = self._slots[request.incarnation] = self._board.take_slot()
+        view = self.cache.view
+        return InitReply(
+            incarnation=self.incarnation,
+            epoch=self._epoch,
+            transport=self._transport.name,
+            layout=layout_spec(self.cache.layout),
+            num_blocks=view.num_blocks,
+            block_stride_bytes=view.block_stride_bytes,
+            planes=[PlaneSpec(region, offset) for region, offset in self.cache.planes],
+            regions=[export.metadata for export in self._exports],
+            board=self._board.describe(slot),
+        )
+
+    def _reserve(self, request: ReserveRequest) -> ReserveReply:
+        if request.epoch != self._epoch:
+            raise RegistrationError(
+                f"epoch {request.epoch} of this cache is over, it is now {self._epoch}; connect "
+                "again"
+            )
+        self.cache.require_live()
+        block_ids = self.blocks.reserve(request.request_id, request.num_blocks)
+        if block_ids is None:
+            return ReserveReply(
+                request_id=request.request_id, state="wait", retry_after_s=_RETRY_AFTER_S
+            )
+        return ReserveReply(request_id=request.request_id, state="granted", block_ids=block_ids)
+
+    def _commit(self, request: CommitRequest) -> Done:
+        self.blocks.commit(request.request_id)
+        return Done(request.request_id)
+
+    def _abort(self, request: AbortRequest) -> Done:
+        self.blocks.release(request.request_id)
+        return Done(request.request_id)

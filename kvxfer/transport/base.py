@@ -1,0 +1,224 @@
+"""What a transport is: it exports regions, links to a peer's regions, and runs copy plans.
+
+A transport states what it can do (:class:`Capabilities`) and whether it can do it here
+(:class:`Availability`); nothing raises at import. A :class:`Link` has the peer's regions at
+addresses that its copies understand, so one plan of plain addresses serves every transport.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.errors import TransferTimeout
+from kvxfer.layout import CopyPlan
+from kvxfer.memory import KVCache, MemoryKind, Registration
+
+_SLICE_S = 0.2
+
+
+class Op(str, Enum):
+    """One-sided operations, named from the side that runs them."""
+
+    PUT = "put"
+    GET = "get"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a transport can do anywhere.
+
+    Attributes:
+        memory: kinds of memory it moves.
+        cross_process: whether the peer may be another process.
+        asynchronous: whether ``post`` returns before the bytes have moved.
+        ops: the one-sided operations it offers.
+    """
+
+    memory: frozenset[MemoryKind]
+    cross_process: bool
+    asynchronous: bool
+    ops: frozenset[Op] = frozenset(Op)
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether a transport works on this machine, and if not, why not."""
+
+    available: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a copy is run. Defaults are the measured best.
+
+    Attributes:
+        engine: ``auto`` or one of the transport's own (``memcpy``, ``streaming``, ``bulk``,
+            ``load_store``, ``dma``).
+        num_sms: GPU thread blocks, one an SM; 0 = the transport's default.
+    """
+
+    engine: str = "auto"
+    num_sms: int = 0
+
+
+class Transfer(ABC):
+    """A posted copy.
+
+    Attributes:
+        num_bytes: bytes it moves.
+        actual_path: what carries them, read back from what was really used.
+    """
+
+    num_bytes: int
+    actual_path: str
+
+    @abstractmethod
+    def poll(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s``; True once the bytes are visible to the reader.
+
+        Raises:
+            TransferFailed: it ended without delivering.
+            CudaError: the GPU failed.
+        """
+
+    def wait(self, timeout_s: float = 30.0) -> None:
+        """Return once the bytes are visible to the reader.
+
+        Raises:
+            TransferTimeout: not within ``timeout_s``; the pages may still be written.
+        """
+        deadline = time.monotonic() + timeout_s
+        # In slices, because Python delivers signals (Ctrl-C) only between native calls.
+        while not self.poll(min(_SLICE_S, max(deadline - time.monotonic(), 0.0))):
+            if time.monotonic() < deadline:
+                continue
+            raise TransferTimeout(
+                f"{self.num_bytes} bytes over {self.actual_path} were not complete after "
+                f"{timeout_s} s; keep both sides' pages until they are"
+            )
+
+
+class FinishedTransfer(Transfer):
+    """A copy that was complete when ``post`` returned."""
+
+    def __init__(self, num_bytes: int, actual_path: str) -> None:
+        self.num_bytes = num_bytes
+        self.actual_path = actual_path
+
+    def poll(self, timeout_s: float) -> bool:
+        """True: the bytes were visible before this object existed."""
+        return True
+
+
+class Export(ABC):
+    """A region that peers may link to, for as long as this object lives.
+
+    Attributes:
+        metadata: opaque bytes for the peer's :meth:`Transport.link`.
+    """
+
+    metadata: bytes
+
+    @abstractmethod
+    def close(self) -> None:
+        """Withdraw the region; may be called more than once."""
+
+
+class Link(ABC):
+    """A peer's regions, reachable from here. A context manager.
+
+    Attributes:
+        region_addresses: uint64 ``[num_regions]``, where copies of this link find each region.
+        region_bytes: the length of each.
+        path: the path that copies take, as read back from the machine.
+        physical_limit_gb_per_s: what the hardware can carry one way; None where nothing says so.
+    """
+
+    region_addresses: NDArray[np.uint64]
+    region_bytes: Sequence[int]
+    path: str
+    physical_limit_gb_per_s: float | None = None
+
+    @abstractmethod
+    def post(
+        self,
+        plan: CopyPlan,
+        op: Op,
+        *,
+        tuning: Tuning | None = None,
+        after_stream: int | None = None,
+    ) -> Transfer:
+        """Start ``plan``: to the peer's regions for PUT, from them for GET.
+
+        Args:
+            plan: addresses of this process on one side, of ``region_addresses`` on the other.
+            op: direction.
+            tuning: how to run it; None = the measured best.
+            after_stream: a CUDA stream handle whose queued work must be done before the first byte
+                is read; None = no order.
+
+        Raises:
+            InvalidUsage: an engine that this transport does not have.
+            PeerLost: the peer is gone.
+        """
+
+    @abstractmethod
+    def limit_tuning(self) -> Tuning:
+        """How to copy one contiguous range as fast as this path allows: the measured limit."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unmap the peer's regions; may be called more than once."""
+
+    def __enter__(self) -> "Link":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Transport(ABC):
+    """A way to move bytes between two processes.
+
+    Attributes:
+        name: its name on the command line and on the wire.
+        capabilities: what it can do anywhere.
+    """
+
+    name: str
+    capabilities: Capabilities
+
+    @classmethod
+    @abstractmethod
+    def probe(cls) -> Availability:
+        """Whether it works here."""
+
+    @abstractmethod
+    def export(self, registration: Registration) -> Export:
+        """Make a registered range linkable.
+
+        Raises:
+            RegistrationError: the memory cannot be exported; the message names the remedy.
+        """
+
+    @abstractmethod
+    def link(self, cache: KVCache, regions: Sequence[bytes], board: bytes) -> Link:
+        """Link ``cache`` to the peer's exported ``regions``, completing on the peer's ``board``.
+
+        Raises:
+            NotAvailable: the peer cannot be reached this way, and why.
+            PeerLost: the peer is gone.
+            ProtocolMismatch: the metadata is not what this transport writes.
+        """

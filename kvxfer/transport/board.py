@@ -1,0 +1,132 @@
+"""The completion board: where the side that copies tells the other that data is visible.
+
+The serving process owns the board, a shared segment of 64-byte slots. Each peer gets one slot and
+stores growing sequence numbers in it, ordered after its data; the owner waits on the slot.
+"""
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from kvxfer import _core
+from kvxfer.errors import NotAvailable, ProtocolMismatch
+from kvxfer.memory.segment import create_segment
+
+NUM_SLOTS = 64
+
+_Spec = TypeVar("_Spec", bound=msgspec.Struct)
+
+
+class ProcessSpec(msgspec.Struct, frozen=True):
+    """A process on the wire: see ``csrc/memory/process.hpp``."""
+
+    pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+    start_ticks: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+    pid_namespace: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+
+    @classmethod
+    def own(cls) -> "ProcessSpec":
+        """This process."""
+        identity = _core.process_identity()
+        return cls(identity.pid, identity.start_ticks, identity.pid_namespace)
+
+    def identity(self) -> _core.ProcessIdentity:
+        """The core's form of it."""
+        return _core.ProcessIdentity(self.pid, self.start_ticks, self.pid_namespace)
+
+    def require_alive(self) -> None:
+        """Check that the process is the one that was met.
+
+        Raises:
+            PeerLost: it ended, or its id now belongs to another.
+            NotAvailable: it lives in another pid namespace.
+        """
+        _core.require_same_process(self.identity())
+
+
+class _BoardSpec(msgspec.Struct, frozen=True):
+    process: ProcessSpec
+    fd: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    num_bytes: Annotated[int, msgspec.Meta(gt=0, le=1 << 20)]
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=NUM_SLOTS)]
+
+
+class Board:
+    """The owner's side: hands out slots and waits on them."""
+
+    def __init__(self) -> None:
+        self._segment = create_segment(NUM_SLOTS * _core.CompletionBoard.SLOT_BYTES)
+        self._flags = _core.CompletionBoard(self._segment.address, NUM_SLOTS)
+        self._free = list(range(NUM_SLOTS - 1, -1, -1))
+
+    def take_slot(self) -> int:
+        """Reserve a slot for one peer.
+
+        Raises:
+            NotAvailable: all are taken.
+        """
+        if not self._free:
+            raise NotAvailable(f"{NUM_SLOTS} peers are linked, which is the limit; close one first")
+        slot = self._free.pop()
+        self._flags.signal(slot, 0)
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Return a slot whose peer is gone."""
+        self._free.append(slot)
+
+    def describe(self, slot: int) -> bytes:
+        """Opaque bytes by which the peer of ``slot`` opens the board."""
+        return msgspec.msgpack.encode(
+            _BoardSpec(ProcessSpec.own(), self._segment.fd, self._segment.num_bytes, slot)
+        )
+
+    def wait(self, slot: int, sequence: int, *, timeout_s: float) -> bool:
+        """Wait until the peer of ``slot`` has completed transfer ``sequence``."""
+        return self._flags.wait(slot, sequence, timeout_s)
+
+    def stream_wait(self, slot: int, sequence: int, *, device: int, stream: int) -> None:
+        """Make later work on a CUDA stream wait for transfer ``sequence`` of ``slot``.
+
+        Raises:
+            CudaError: the board is not registered with CUDA in this process.
+        """
+        _core.stream_wait_flag(device, stream, self._flags.slot_address(slot), sequence)
+
+
+class PeerSlot:
+    """The copying side: one slot of the peer's board and the sequence it has reached."""
+
+    def __init__(self, description: bytes) -> None:
+        spec = decode_spec(description, _BoardSpec)
+        spec.process.require_alive()
+        self._segment = _core.SharedSegment.open(spec.process.pid, spec.fd, spec.num_bytes)
+        self.process = spec.process
+        self.slot = spec.slot
+        self.address = self._segment.address
+        self.num_slots = spec.num_bytes // _core.CompletionBoard.SLOT_BYTES
+        self._flags = _core.CompletionBoard(self.address, self.num_slots)
+        self._sequence = self._flags.load(self.slot)
+
+    def next_sequence(self) -> int:
+        """The number of the next transfer; calls from several threads must be serialised."""
+        self._sequence += 1
+        return self._sequence
+
+    def signal(self, sequence: int) -> None:
+        """Publish ``sequence`` after every earlier store of this thread."""
+        self._flags.signal(self.slot, sequence)
+
+
+def decode_spec(data: bytes, kind: type[_Spec]) -> _Spec:
+    """Decode a transport's own metadata.
+
+    Raises:
+        ProtocolMismatch: it is not what this version writes.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ProtocolMismatch(
+            f"{len(data)} bytes are not the metadata of a {kind.__name__}: {error}"
+        ) from error

@@ -1,0 +1,102 @@
+"""The paged copy on a GPU, shared by the transports that move device memory."""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer import _core
+from kvxfer.errors import InvalidUsage
+from kvxfer.layout import CopyPlan
+from kvxfer.transport.base import Link, Op, Transfer, Tuning
+from kvxfer.transport.board import PeerSlot
+from kvxfer.transport.host_copy import plan_tables
+
+ENGINES = {
+    "auto": _core.CopyEngine.AUTO,
+    "bulk": _core.CopyEngine.BULK,
+    "load_store": _core.CopyEngine.LOAD_STORE,
+    "dma": _core.CopyEngine.DMA,
+}
+_ENGINE_TEXT = {
+    _core.CopyEngine.BULK: "bulk kernel",
+    _core.CopyEngine.LOAD_STORE: "load/store kernel",
+    _core.CopyEngine.DMA: "copy engine",
+}
+
+
+class _DeviceTransfer(Transfer):
+    def __init__(
+        self, copier: _core.DeviceCopier, slot: int, sequence: int, num_bytes: int, path: str
+    ) -> None:
+        self._copier = copier
+        self._slot = slot
+        self._sequence = sequence
+        self.num_bytes = num_bytes
+        self.actual_path = path
+
+    def poll(self, timeout_s: float) -> bool:
+        return self._copier.wait(self._slot, self._sequence, timeout_s)
+
+
+class DeviceLink(Link):
+    """A link whose copies run on one GPU of this process, in order."""
+
+    def __init__(
+        self,
+        device: int,
+        slot: PeerSlot,
+        *,
+        region_addresses: NDArray[np.uint64],
+        region_bytes: Sequence[int],
+        path: str,
+    ) -> None:
+        """Copy with GPU ``device`` and complete on ``slot`` of the peer's board."""
+        self.region_addresses = region_addresses
+        self.region_bytes = region_bytes
+        self.path = path
+        self._slot = slot
+        self._copier = _core.DeviceCopier(device, slot.address, slot.num_slots)
+        self._lock = threading.Lock()
+
+    @property
+    def copier(self) -> _core.DeviceCopier:
+        """The native copier, for tests that plant faults and for tuning its kernel."""
+        return self._copier
+
+    def post(
+        self,
+        plan: CopyPlan,
+        op: Op,
+        *,
+        tuning: Tuning | None = None,
+        after_stream: int | None = None,
+    ) -> Transfer:
+        """Queue ``plan`` on the link's stream; the direction is in the plan's addresses."""
+        tuning = tuning or Tuning()
+        engine = ENGINES.get(tuning.engine)
+        if engine is None:
+            raise InvalidUsage(
+                f"engine {tuning.engine!r} on device memory; use {', '.join(ENGINES)}"
+            )
+        with self._lock:
+            sequence = self._slot.next_sequence()
+            used = self._copier.post(
+                plan_tables(plan),
+                self._slot.slot,
+                sequence,
+                num_sms=tuning.num_sms,
+                engine=engine,
+                ordered=after_stream is not None,
+                after_stream=after_stream or 0,
+            )
+        path = f"{self.path}, {_ENGINE_TEXT[used]} {op.value}"
+        return _DeviceTransfer(self._copier, self._slot.slot, sequence, plan.total_bytes, path)
+
+    def limit_tuning(self) -> Tuning:
+        """One copy by the copy engine."""
+        return Tuning(engine="dma")
+
+    def close(self) -> None:
+        """The mappings go with the link object."""

@@ -1,0 +1,77 @@
+"""The paged copy on CPU threads, shared by the transports that move host memory."""
+
+import os
+import threading
+from abc import abstractmethod
+
+from kvxfer import _core
+from kvxfer.errors import InvalidUsage
+from kvxfer.layout import CopyPlan
+from kvxfer.transport.base import FinishedTransfer, Link, Op, Transfer, Tuning
+from kvxfer.transport.board import PeerSlot
+
+# Below this a transfer is likely to be read from the cache soon, and plain stores leave it there.
+_BYPASS_CACHE_BYTES = 16 << 20
+_MAX_DEFAULT_THREADS = 8
+
+
+def default_num_threads() -> int:
+    """CPUs this process may run on, up to eight: more threads do not raise a host's rate."""
+    return min(len(os.sched_getaffinity(0)), _MAX_DEFAULT_THREADS)
+
+
+def plan_tables(plan: CopyPlan) -> _core.PlanTables:
+    """A plan as the core walks it."""
+    return _core.PlanTables(
+        plan.src_planes, plan.dst_planes, plan.src_offsets, plan.dst_offsets, plan.page_bytes
+    )
+
+
+def copy_mapped(pool: _core.WorkerPool, plan: CopyPlan, engine: str) -> str:
+    """Copy between addresses that are both mapped here; returns the engine that was used.
+
+    Raises:
+        InvalidUsage: an unknown engine.
+    """
+    if engine not in ("auto", "memcpy", "streaming"):
+        raise InvalidUsage(f"engine {engine!r} on host memory; use auto, memcpy or streaming")
+    if engine == "auto":
+        engine = "streaming" if plan.total_bytes >= _BYPASS_CACHE_BYTES else "memcpy"
+    if plan.num_pages:
+        _core.paged_copy_host(pool, plan_tables(plan), engine == "streaming")
+    return engine
+
+
+class HostLink(Link):
+    """A link that copies in ``post`` itself and signals after the copy."""
+
+    def __init__(self, slot: PeerSlot, num_threads: int) -> None:
+        self._slot = slot
+        self._pool = _core.WorkerPool(num_threads)
+        self._lock = threading.Lock()
+
+    def post(
+        self,
+        plan: CopyPlan,
+        op: Op,
+        *,
+        tuning: Tuning | None = None,
+        after_stream: int | None = None,
+    ) -> Transfer:
+        """Copy now, in the calling thread and the pool's; the GIL is released meanwhile."""
+        if after_stream is not None:
+            raise InvalidUsage(
+                f"after_stream={after_stream} with host memory; synchronise the stream first, or "
+                "use the nvlink transport for device memory"
+            )
+        with self._lock:
+            path = self._copy(plan, op, (tuning or Tuning()).engine)
+            self._slot.signal(self._slot.next_sequence())
+        return FinishedTransfer(plan.total_bytes, path)
+
+    @abstractmethod
+    def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
+        """Copy all of ``plan``; returns what carried it."""
+
+    def close(self) -> None:
+        """Nothing outlives the object."""

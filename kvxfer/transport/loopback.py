@@ -1,0 +1,97 @@
+"""`loopback`: both sides in one process. For tests, plans and a first look without a peer."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from kvxfer.errors import NotAvailable
+from kvxfer.layout import CopyPlan
+from kvxfer.memory import KVCache, MemoryKind, Registration
+from kvxfer.transport.base import (
+    Availability,
+    Capabilities,
+    Export,
+    Link,
+    Op,
+    Transport,
+    Tuning,
+)
+from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
+from kvxfer.transport.device_copy import DeviceLink
+from kvxfer.transport.host_copy import HostLink, copy_mapped, default_num_threads
+
+_Bounded = Annotated[int, msgspec.Meta(gt=0, lt=1 << 63)]
+
+
+class _RegionSpec(msgspec.Struct, frozen=True):
+    process: ProcessSpec
+    address: _Bounded
+    num_bytes: _Bounded
+    device: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 16)]
+
+
+class _LoopbackExport(Export):
+    def __init__(self, registration: Registration) -> None:
+        buffer = registration.buffer
+        self._keep = registration
+        self.metadata = msgspec.msgpack.encode(
+            _RegionSpec(ProcessSpec.own(), buffer.address, buffer.num_bytes, buffer.device)
+        )
+
+    def close(self) -> None:
+        pass
+
+
+class _HostLoopbackLink(HostLink):
+    path = "one process"
+
+    def __init__(self, regions: Sequence[_RegionSpec], slot: PeerSlot, num_threads: int) -> None:
+        super().__init__(slot, num_threads)
+        self.region_addresses = np.array([region.address for region in regions], np.uint64)
+        self.region_bytes = [region.num_bytes for region in regions]
+
+    def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
+        return f"{self.path}, {copy_mapped(self._pool, plan, engine)}"
+
+    def limit_tuning(self) -> Tuning:
+        return Tuning(engine="memcpy")
+
+
+class LoopbackTransport(Transport):
+    """Copies within one process, on the CPU or on one GPU."""
+
+    name = "loopback"
+    capabilities = Capabilities(frozenset(MemoryKind), False, False)
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        """Copy host memory with ``num_threads`` threads; None = all CPUs, at most 8."""
+        self._num_threads = default_num_threads() if num_threads is None else num_threads
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Always there."""
+        return Availability(True)
+
+    def export(self, registration: Registration) -> Export:
+        """Describe a range to this same process."""
+        return _LoopbackExport(registration)
+
+    def link(self, cache: KVCache, regions: Sequence[bytes], board: bytes) -> Link:
+        """Link two caches of this process."""
+        specs = [decode_spec(region, _RegionSpec) for region in regions]
+        slot = PeerSlot(board)
+        if any(spec.process != ProcessSpec.own() for spec in specs):
+            raise NotAvailable("loopback stays in one process; use shm or nvlink between two")
+        if any((spec.device >= 0) != (cache.device >= 0) for spec in specs):
+            raise NotAvailable("loopback joins host to host or device to device memory")
+        if cache.device < 0:
+            return _HostLoopbackLink(specs, slot, self._num_threads)
+        return DeviceLink(
+            cache.device,
+            slot,
+            region_addresses=np.array([spec.address for spec in specs], np.uint64),
+            region_bytes=[spec.num_bytes for spec in specs],
+            path="one process",
+        )
