@@ -19,8 +19,7 @@ void register_copy(py::module_& module) {
   py::class_<PatternTables>(module, "PatternTables",
                             "Pages that carry the test pattern: four 1-D uint64 arrays.")
       .def(py::init<Table, Table, Table, Table, std::uint64_t>(), py::arg("planes"),
-           py::arg("plane_keys"), py::arg("offsets"), py::arg("block_keys"),
-           py::arg("page_bytes"));
+           py::arg("plane_keys"), py::arg("offsets"), py::arg("block_keys"), py::arg("page_bytes"));
 
   py::class_<PatternMismatch>(module, "PatternMismatch", "What a pattern check found.")
       .def_readonly("num_wrong_words", &PatternMismatch::num_wrong_words)
@@ -36,9 +35,9 @@ void register_copy(py::module_& module) {
   module.def(
       "paged_copy_process_vm",
       [](WorkerPool& pool, const PlanTables& tables, int pid, bool remote_is_destination) {
-        paged_copy_process_vm(pool, tables.plan(), pid,
-                              remote_is_destination ? RemoteSide::kDestination
-                                                    : RemoteSide::kSource);
+        paged_copy_process_vm(
+            pool, tables.plan(), pid,
+            remote_is_destination ? RemoteSide::kDestination : RemoteSide::kSource);
       },
       py::arg("pool"), py::arg("tables"), py::arg("pid"), py::arg("remote_is_destination"),
       ReleaseGil(), "Copy to or from another process by cross-memory attach; returns when done.");

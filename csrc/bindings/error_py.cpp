@@ -6,8 +6,9 @@ namespace kvxfer::bindings {
 namespace {
 
 constexpr ErrorKind kAllKinds[] = {
-    ErrorKind::kInvalidUsage,   ErrorKind::kRegistration,   ErrorKind::kNotAvailable,
-    ErrorKind::kCuda,           ErrorKind::kSystem,         ErrorKind::kTransferFailed,
+    ErrorKind::kInvalidUsage,    ErrorKind::kRegistration,
+    ErrorKind::kNotAvailable,    ErrorKind::kCuda,
+    ErrorKind::kSystem,          ErrorKind::kTransferFailed,
     ErrorKind::kTransferTimeout, ErrorKind::kPeerLost,
 };
 

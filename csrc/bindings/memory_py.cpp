@@ -5,7 +5,7 @@
 #include <string>
 
 #include "bindings/bindings.hpp"
-#include "core/error.hpp"
+#include "core/check.hpp"
 #include "memory/process.hpp"
 #include "memory/shared_segment.hpp"
 #include "transport/completion_board.hpp"
@@ -51,6 +51,11 @@ struct ArrayInfo {
 };
 
 ArrayInfo read_dlpack(const py::capsule& capsule) {
+  // Any other name means another structure behind the pointer, or one whose memory is given away.
+  const char* name = capsule.name();
+  KVXFER_REQUIRE(name != nullptr && std::string(name) == "dltensor",
+                 std::string("a capsule named ") + (name == nullptr ? "nothing" : name) +
+                     "; use one named dltensor, fresh from __dlpack__");
   const auto* managed = capsule.get_pointer<DlManagedTensor>();
   const DlTensor& tensor = managed->tensor;
   const std::uint64_t itemsize =
@@ -89,8 +94,7 @@ void register_memory(py::module_& module) {
   py::class_<SharedSegment>(module, "SharedSegment", py::buffer_protocol(),
                             "Sealed anonymous memory that several processes map.")
       .def_static("create", &SharedSegment::create, py::arg("num_bytes"))
-      .def_static("open", &SharedSegment::open, py::arg("pid"), py::arg("fd"),
-                  py::arg("num_bytes"))
+      .def_static("open", &SharedSegment::open, py::arg("pid"), py::arg("fd"), py::arg("num_bytes"))
       .def_property_readonly("address", &SharedSegment::address)
       .def_property_readonly("num_bytes", &SharedSegment::num_bytes)
       .def_property_readonly("fd", &SharedSegment::fd)
@@ -113,7 +117,8 @@ void register_memory(py::module_& module) {
                               "Sequence numbers in shared memory that say: the data is visible.")
       .def(py::init<std::uint64_t, std::uint32_t>(), py::arg("address"), py::arg("num_slots"))
       .def_property_readonly_static(
-          "SLOT_BYTES", [](const py::object&) -> std::size_t { return CompletionBoard::kSlotBytes; })
+          "SLOT_BYTES",
+          [](const py::object&) -> std::size_t { return CompletionBoard::kSlotBytes; })
       .def_property_readonly("num_slots", &CompletionBoard::num_slots)
       .def("slot_address", &CompletionBoard::slot_address, py::arg("slot"))
       .def("signal", &CompletionBoard::signal, py::arg("slot"), py::arg("sequence"))

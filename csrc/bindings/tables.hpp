@@ -58,9 +58,9 @@ class PatternTables {
         plane_keys_(std::move(plane_keys)),
         offsets_(std::move(offsets)),
         block_keys_(std::move(block_keys)) {
-    KVXFER_REQUIRE(page_bytes > 0 && page_bytes % 8 == 0,
-                   "a pattern page of " + std::to_string(page_bytes) +
-                       " bytes; use a multiple of 8");
+    KVXFER_REQUIRE(
+        page_bytes > 0 && page_bytes % 8 == 0,
+        "a pattern page of " + std::to_string(page_bytes) + " bytes; use a multiple of 8");
     pages_ = {planes_.data(),
               plane_keys_.data(),
               offsets_.data(),

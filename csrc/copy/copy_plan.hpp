@@ -11,10 +11,10 @@
 
 namespace kvxfer {
 
-/// What to copy, in the one form that host threads and kernels both walk: `num_planes` base addresses
-/// a side and `num_blocks` byte offsets a side. Page `index` is block `index % num_blocks` of plane
-/// `index / num_blocks`. The size grows with planes + blocks, never with their product; every offset
-/// is 64-bit. A view: it owns nothing.
+/// What to copy, in the one form that host threads and kernels both walk: `num_planes` base
+/// addresses a side and `num_blocks` byte offsets a side. Page `index` is block `index %
+/// num_blocks` of plane `index / num_blocks`. The size grows with planes + blocks, never with their
+/// product; every offset is 64-bit. A view: it owns nothing.
 struct CopyPlan {
   const std::uint64_t* src_planes;
   const std::uint64_t* dst_planes;

@@ -23,7 +23,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kBulkMajor = 9;  // the compute capability that brought bulk-asynchronous copies
 constexpr std::uint32_t kBulkAlignment = 16;
 constexpr std::uint32_t kLoadStorePieceBytes = 16 << 10;
-constexpr std::size_t kSharedBytes = 224 << 10;  // of 227 KiB a block may ask for on sm_90 and sm_100
+constexpr std::size_t kSharedBytes = 224
+                                     << 10;  // of 227 KiB a block may ask for on sm_90 and sm_100
 constexpr double kQueueTimeoutS = 10;
 constexpr double kHealthPeriodS = 0.002;
 
@@ -45,10 +46,9 @@ struct Run {
 std::vector<Run> merge_runs(const CopyPlan& plan) {
   std::vector<Run> runs;
   for (std::uint32_t block = 0; block < plan.num_blocks; ++block) {
-    const bool joins =
-        block > 0 &&
-        plan.src_offsets[block] == plan.src_offsets[block - 1] + plan.page_bytes &&
-        plan.dst_offsets[block] == plan.dst_offsets[block - 1] + plan.page_bytes;
+    const bool joins = block > 0 &&
+                       plan.src_offsets[block] == plan.src_offsets[block - 1] + plan.page_bytes &&
+                       plan.dst_offsets[block] == plan.dst_offsets[block - 1] + plan.page_bytes;
     if (joins) {
       ++runs.back().num_blocks;
     } else {
@@ -116,8 +116,7 @@ struct DeviceCopier::State {
   State(int device_index, std::uint64_t address, std::uint32_t num_slots)
       : device(device_index), board(address, num_slots), board_address(address) {
     const DeviceGuard guard(device);
-    KVXFER_CUDA_CHECK(
-        cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
+    KVXFER_CUDA_CHECK(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
     KVXFER_CUDA_CHECK(
         cudaDeviceGetAttribute(&compute_major, cudaDevAttrComputeCapabilityMajor, device));
   }
@@ -224,8 +223,8 @@ CopyEngine choose_engine(CopyEngine wanted, const CopyPlan& plan, int compute_ma
 }
 
 void cut_pieces(KernelArgs& args, std::uint32_t piece_limit, std::uint32_t slot_bytes) {
-  args.piece_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(args.page_bytes,
-                                                                        piece_limit));
+  args.piece_bytes =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(args.page_bytes, piece_limit));
   const std::uint64_t per_page = (args.page_bytes + args.piece_bytes - 1) / args.piece_bytes;
   const std::uint64_t num_pieces =
       per_page * static_cast<std::uint64_t>(args.num_planes) * args.num_blocks;
@@ -242,7 +241,8 @@ int blocks_for(const KernelArgs& args, int num_sms, int warps_per_block) {
   const std::uint64_t useful = (groups + warps_per_block - 1) / warps_per_block;
   // Spread few pages over many SMs: a block a group is faster than a warp a group.
   const std::uint64_t wanted = std::max<std::uint64_t>(useful, std::min<std::uint64_t>(groups, 64));
-  return static_cast<int>(std::clamp<std::uint64_t>(wanted, 1, static_cast<std::uint64_t>(num_sms)));
+  return static_cast<int>(
+      std::clamp<std::uint64_t>(wanted, 1, static_cast<std::uint64_t>(num_sms)));
 }
 
 void check_shape(const BulkShape& shape) {
@@ -256,7 +256,8 @@ void check_shape(const BulkShape& shape) {
                  "a bulk shape of " + std::to_string(shape.num_warps) + " warps x " +
                      std::to_string(shape.num_stages) + " slots x " +
                      std::to_string(shape.slot_bytes) + " bytes, depth " +
-                     std::to_string(shape.store_depth) + " does not fit 224 KiB or the ranges "
+                     std::to_string(shape.store_depth) +
+                     " does not fit 224 KiB or the ranges "
                      "1-16, 2-64, 512.., 1-4");
 }
 
@@ -302,8 +303,8 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
   Flight& flight = state.take_flight();
   args.arrivals = flight.arrivals;
   if (ordered) {
-    KVXFER_CUDA_CHECK(cudaEventRecord(flight.ordered,
-                                      reinterpret_cast<cudaStream_t>(after_stream)));
+    KVXFER_CUDA_CHECK(
+        cudaEventRecord(flight.ordered, reinterpret_cast<cudaStream_t>(after_stream)));
     KVXFER_CUDA_CHECK(cudaStreamWaitEvent(state.stream, flight.ordered, 0));
   }
   if (plan.num_pages() == 0 || engine == CopyEngine::kDma) {

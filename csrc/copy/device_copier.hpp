@@ -52,8 +52,8 @@ class DeviceCopier {
  public:
   static constexpr int kMaxInFlight = 64;
 
-  /// `board_address` is host memory of `board_slots` slots which the GPU will write; it is registered
-  /// with CUDA here and stays registered as long as this object lives.
+  /// `board_address` is host memory of `board_slots` slots which the GPU will write; it is
+  /// registered with CUDA here and stays registered as long as this object lives.
   DeviceCopier(int device, std::uint64_t board_address, std::uint32_t board_slots);
   ~DeviceCopier();
   DeviceCopier(const DeviceCopier&) = delete;

@@ -3,9 +3,10 @@
 //
 // Completion, in order: each issuing thread waits until its bulk stores are complete at the
 // destination (wait_group, not wait_group.read, which only frees the slot), fences between the
-// asynchronous and the generic proxy, then at system scope; the block joins; its first thread counts
-// the block in; the last block alone stores the sequence number, with release order at system scope,
-// into host memory that both processes map. One block's flag would say nothing of the others.
+// asynchronous and the generic proxy, then at system scope; the block joins; its first thread
+// counts the block in; the last block alone stores the sequence number, with release order at
+// system scope, into host memory that both processes map. One block's flag would say nothing of the
+// others.
 
 #include <cuda_runtime.h>
 
@@ -171,9 +172,8 @@ __global__ void __launch_bounds__(512, 1)
   const std::uint32_t num_warps = blockDim.x / kLanes;
   const auto num_stages = static_cast<std::uint32_t>(shape.num_stages);
   const auto slot_bytes = static_cast<std::uint32_t>(shape.slot_bytes);
-  const std::uint32_t all_barriers =
-      (num_warps * num_stages * kBarrierBytes + kSlotAlignment - 1) / kSlotAlignment *
-      kSlotAlignment;
+  const std::uint32_t all_barriers = (num_warps * num_stages * kBarrierBytes + kSlotAlignment - 1) /
+                                     kSlotAlignment * kSlotAlignment;
   const std::uint32_t base = shared_address(shared);
   const WarpRing ring{base + warp * num_stages * kBarrierBytes,
                       base + all_barriers + warp * num_stages * slot_bytes, slot_bytes, num_stages,

@@ -19,9 +19,10 @@ namespace kvxfer {
 
 namespace {
 
-// A page is handed to memcpy (or iovec) in one piece; a plan of few large pages is split so that all
-// threads have work.
-constexpr std::uint64_t kSplitBytes = 256 << 10;
+// Pieces a thread should have, so that a plan of few large pages gives all threads work and the
+// streaming copy several pages side by side.
+constexpr std::uint64_t kPiecesPerThread = 4;
+constexpr std::uint64_t kLine = 64;
 
 struct Piece {
   std::uint64_t src;
@@ -33,10 +34,12 @@ struct Piece {
 /// prefetcher run on where neighbours in memory are both wanted, and lets their descriptors merge.
 class OrderedPieces {
  public:
-  OrderedPieces(const CopyPlan& plan, const std::uint64_t* sort_offsets)
-      : plan_(plan),
-        per_page_((plan.page_bytes + kSplitBytes - 1) / kSplitBytes),
-        order_(plan.num_blocks) {
+  OrderedPieces(const CopyPlan& plan, const std::uint64_t* sort_offsets, int num_threads)
+      : plan_(plan), order_(plan.num_blocks) {
+    const auto wanted = kPiecesPerThread * static_cast<std::uint64_t>(num_threads);
+    const std::uint64_t cuts = plan.num_pages() >= wanted ? 1 : wanted;
+    piece_bytes_ = ((plan.page_bytes + cuts - 1) / cuts + kLine - 1) / kLine * kLine;
+    per_page_ = (plan.page_bytes + piece_bytes_ - 1) / piece_bytes_;
     std::iota(order_.begin(), order_.end(), 0u);
     std::sort(order_.begin(), order_.end(), [sort_offsets](std::uint32_t a, std::uint32_t b) {
       return sort_offsets[a] < sort_offsets[b];
@@ -50,12 +53,13 @@ class OrderedPieces {
     const std::uint64_t plane = page_index / plan_.num_blocks;
     const std::uint32_t block = order_[page_index - plane * plan_.num_blocks];
     const auto page = plan_.page(plane * plan_.num_blocks + block);
-    const std::uint64_t begin = (index - page_index * per_page_) * kSplitBytes;
-    return {page.src + begin, page.dst + begin, std::min(plan_.page_bytes - begin, kSplitBytes)};
+    const std::uint64_t begin = (index - page_index * per_page_) * piece_bytes_;
+    return {page.src + begin, page.dst + begin, std::min(plan_.page_bytes - begin, piece_bytes_)};
   }
 
  private:
   const CopyPlan& plan_;
+  std::uint64_t piece_bytes_;
   std::uint64_t per_page_;
   std::vector<std::uint32_t> order_;
 };
@@ -65,8 +69,6 @@ void* pointer(std::uint64_t address) { return reinterpret_cast<void*>(address); 
 void copy_plain(const Piece& piece) {
   std::memcpy(pointer(piece.dst), pointer(piece.src), piece.num_bytes);
 }
-
-constexpr std::uint64_t kLine = 64;
 
 #if defined(__x86_64__)
 // memcpy keeps pages of a few KiB in the cache on both sides; for a transfer larger than the cache
@@ -92,8 +94,8 @@ void stream_line(std::uint64_t dst, std::uint64_t src) {
 void drain_streams() {}
 #endif
 
-// One stream of reads cannot fill a core's share of the memory bandwidth when it jumps every few KiB:
-// the hardware prefetcher starts anew at each jump. Several pages side by side keep it busy.
+// One stream of reads cannot fill a core's share of the memory bandwidth when it jumps every few
+// KiB: the hardware prefetcher starts anew at each jump. Several pages side by side keep it busy.
 constexpr int kStreams = 4;
 constexpr std::uint64_t kStepBytes = 256;
 
@@ -102,7 +104,9 @@ void copy_streaming(const Piece& piece, std::uint64_t begin, std::uint64_t end) 
 }
 
 /// Whether a piece can be streamed line by line from its first byte to its last.
-bool whole_lines(const Piece& piece) { return piece.dst % kLine == 0 && piece.num_bytes % kLine == 0; }
+bool whole_lines(const Piece& piece) {
+  return piece.dst % kLine == 0 && piece.num_bytes % kLine == 0;
+}
 
 /// Copies kStreams pieces side by side; they are of one size and of whole lines.
 void copy_side_by_side(const Piece* pieces) {
@@ -120,8 +124,8 @@ void copy_slice_streaming(const OrderedPieces& all, std::uint64_t begin, std::ui
     bool alike = true;
     for (int stream = 0; stream < kStreams; ++stream) {
       pieces[stream] = all[index + static_cast<std::uint64_t>(stream)];
-      alike = alike && whole_lines(pieces[stream]) &&
-              pieces[stream].num_bytes == pieces[0].num_bytes;
+      alike =
+          alike && whole_lines(pieces[stream]) && pieces[stream].num_bytes == pieces[0].num_bytes;
     }
     if (alike) {
       copy_side_by_side(pieces);
@@ -148,7 +152,9 @@ struct CrossMemoryBatch {
     append(remote, remote_piece);
     num_bytes += local_piece.iov_len;
   }
-  [[nodiscard]] bool full() const { return local.size() == kMaxIovecs || num_bytes >= kMaxCallBytes; }
+  [[nodiscard]] bool full() const {
+    return local.size() == kMaxIovecs || num_bytes >= kMaxCallBytes;
+  }
   void clear() {
     local.clear();
     remote.clear();
@@ -179,12 +185,13 @@ struct CrossMemoryBatch {
     case ESRCH:
       throw Error(ErrorKind::kPeerLost, what + ": the process is gone", error_number);
     case EPERM:
-      throw Error(ErrorKind::kNotAvailable,
-                  what +
-                      ": the kernel denies access to its memory; run both as one user, allow it with "
-                      "prctl(PR_SET_PTRACER) or kernel.yama.ptrace_scope=0, or put the pages in a "
-                      "shared segment",
-                  error_number);
+      throw Error(
+          ErrorKind::kNotAvailable,
+          what +
+              ": the kernel denies access to its memory; run both as one user, allow it with "
+              "prctl(PR_SET_PTRACER) or kernel.yama.ptrace_scope=0, or put the pages in a "
+              "shared segment",
+          error_number);
     default:
       throw_errno(ErrorKind::kTransferFailed, what, error_number);
   }
@@ -206,7 +213,7 @@ void flush(CrossMemoryBatch& batch, int pid, RemoteSide remote) {
 }  // namespace
 
 void paged_copy_host(WorkerPool& pool, const CopyPlan& plan, bool bypass_cache) {
-  const OrderedPieces pieces(plan, plan.src_offsets);
+  const OrderedPieces pieces(plan, plan.src_offsets, pool.num_threads());
   pool.run(pieces.size(), [&](std::uint64_t begin, std::uint64_t end) {
     if (bypass_cache) {
       copy_slice_streaming(pieces, begin, end);
@@ -218,7 +225,8 @@ void paged_copy_host(WorkerPool& pool, const CopyPlan& plan, bool bypass_cache) 
 
 void paged_copy_process_vm(WorkerPool& pool, const CopyPlan& plan, int pid, RemoteSide remote) {
   const bool writes = remote == RemoteSide::kDestination;
-  const OrderedPieces pieces(plan, writes ? plan.dst_offsets : plan.src_offsets);
+  const OrderedPieces pieces(plan, writes ? plan.dst_offsets : plan.src_offsets,
+                             pool.num_threads());
   pool.run(pieces.size(), [&](std::uint64_t begin, std::uint64_t end) {
     CrossMemoryBatch batch;
     for (std::uint64_t index = begin; index < end; ++index) {

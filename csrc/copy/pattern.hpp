@@ -8,8 +8,8 @@
 namespace kvxfer {
 
 /// The test pattern: every 8-byte word of a page depends on the seed, the page's key and the word's
-/// place, so a permuted, shifted, duplicated or stale page cannot pass. The mixer is the finaliser of
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014).
+/// place, so a permuted, shifted, duplicated or stale page cannot pass. The mixer is the finaliser
+/// of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014).
 KVXFER_HOST_DEVICE inline std::uint64_t pattern_word(std::uint64_t seed, std::uint64_t key,
                                                      std::uint64_t word) {
   std::uint64_t value = seed + key * 0xd1342543de82ef95ull + (word + 1) * 0x9e3779b97f4a7c15ull;
@@ -18,8 +18,8 @@ KVXFER_HOST_DEVICE inline std::uint64_t pattern_word(std::uint64_t seed, std::ui
   return value ^ (value >> 31);
 }
 
-/// Pages to fill or to check: page (plane p, block b) lies at planes[p] + offsets[b] and has the key
-/// plane_keys[p] + block_keys[b]. A view; page_bytes is a multiple of 8.
+/// Pages to fill or to check: page (plane p, block b) lies at planes[p] + offsets[b] and has the
+/// key plane_keys[p] + block_keys[b]. A view; page_bytes is a multiple of 8.
 struct PatternPages {
   const std::uint64_t* planes;
   const std::uint64_t* plane_keys;

@@ -68,8 +68,7 @@ class DevicePages {
  private:
   const std::uint64_t* upload(const std::uint64_t* table, std::uint64_t count) {
     std::uint64_t* at = tables_.words() + used_;
-    KVXFER_CUDA_CHECK(
-        cudaMemcpy(at, table, count * sizeof(std::uint64_t), cudaMemcpyHostToDevice));
+    KVXFER_CUDA_CHECK(cudaMemcpy(at, table, count * sizeof(std::uint64_t), cudaMemcpyHostToDevice));
     used_ += count;
     return at;
   }

@@ -21,8 +21,9 @@ class WorkerPool {
 
   [[nodiscard]] int num_threads() const noexcept { return static_cast<int>(threads_.size()) + 1; }
 
-  /// Runs job(begin, end) on every member over a near-equal slice of [0, num_items) and returns when
-  /// all are done. The first exception of a member is rethrown here. Calls from several threads queue.
+  /// Runs job(begin, end) on every member over a near-equal slice of [0, num_items) and returns
+  /// when all are done. The first exception of a member is rethrown here. Calls from several
+  /// threads queue.
   using Job = std::function<void(std::uint64_t begin, std::uint64_t end)>;
   void run(std::uint64_t num_items, const Job& job);
 

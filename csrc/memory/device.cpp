@@ -56,15 +56,10 @@ DeviceInfo device_info(int device) {
   KVXFER_CUDA_CHECK(cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, device));
   // Two transfers a clock on every DDR-type memory.
   const double memory_gb_per_s = 2.0 * memory_khz * 1e3 * properties.memoryBusWidth / 8 / 1e9;
-  return {device,
-          properties.name,
-          format_uuid(properties.uuid),
-          bus_id,
-          properties.major,
-          properties.minor,
-          properties.multiProcessorCount,
-          properties.totalGlobalMem,
-          memory_gb_per_s};
+  return {
+      device,           properties.name,  format_uuid(properties.uuid),   bus_id,
+      properties.major, properties.minor, properties.multiProcessorCount, properties.totalGlobalMem,
+      memory_gb_per_s};
 }
 
 bool can_access_peer(int from_device, int to_device) {
@@ -75,19 +70,17 @@ bool can_access_peer(int from_device, int to_device) {
 }
 
 PointerInfo pointer_info(std::uint64_t address) {
-  const auto type =
-      pointer_attribute<unsigned int>(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+  const auto type = pointer_attribute<unsigned int>(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
   if (type != CU_MEMORYTYPE_DEVICE) {
-    throw Error(ErrorKind::kRegistration,
-                "address " + std::to_string(address) + " is not device memory (CUDA memory type " +
-                    std::to_string(type) + ")");
+    throw Error(ErrorKind::kRegistration, "address " + std::to_string(address) +
+                                              " is not device memory (CUDA memory type " +
+                                              std::to_string(type) + ")");
   }
   PointerInfo info{};
   info.device = pointer_attribute<int>(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
   info.base = pointer_attribute<CUdeviceptr>(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address);
   info.num_bytes = pointer_attribute<std::size_t>(CU_POINTER_ATTRIBUTE_RANGE_SIZE, address);
-  info.buffer_id =
-      pointer_attribute<unsigned long long>(CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
+  info.buffer_id = pointer_attribute<unsigned long long>(CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
   info.legacy_ipc =
       pointer_attribute<int>(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) != 0;
   return info;

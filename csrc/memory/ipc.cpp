@@ -114,10 +114,9 @@ class LegacyMapping final : public IpcMapping {
   void require_size() const {
     const PointerInfo found = pointer_info(address_);
     if (found.num_bytes < num_bytes_) {
-      throw Error(ErrorKind::kRegistration, "the peer's allocation has " +
-                                                std::to_string(found.num_bytes) +
-                                                " bytes, the peer says " +
-                                                std::to_string(num_bytes_));
+      throw Error(ErrorKind::kRegistration,
+                  "the peer's allocation has " + std::to_string(found.num_bytes) +
+                      " bytes, the peer says " + std::to_string(num_bytes_));
     }
   }
 
@@ -187,10 +186,10 @@ IpcExport::IpcExport(std::uint64_t address, std::uint64_t num_bytes) {
   const DeviceGuard guard(device_);
   if (info.legacy_ipc) {
     if (address - info.base + num_bytes > info.num_bytes) {
-      throw Error(ErrorKind::kRegistration,
-                  std::to_string(num_bytes) + " bytes at offset " +
-                      std::to_string(address - info.base) + " pass the end of an allocation of " +
-                      std::to_string(info.num_bytes) + " bytes");
+      throw Error(ErrorKind::kRegistration, std::to_string(num_bytes) + " bytes at offset " +
+                                                std::to_string(address - info.base) +
+                                                " pass the end of an allocation of " +
+                                                std::to_string(info.num_bytes) + " bytes");
     }
     offset_bytes_ = address - info.base;
     chunk_bytes_.push_back(info.num_bytes);

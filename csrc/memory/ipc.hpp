@@ -9,10 +9,10 @@
 
 namespace kvxfer {
 
-/// A device address range made openable for other processes of this host. A handle stands for a whole
-/// allocation, so the range travels as allocation + offset. Memory from cudaMalloc goes by a legacy
-/// IPC handle; memory mapped by the virtual memory API (PyTorch's expandable segments) is a row of
-/// chunks, each with a file descriptor that this object keeps open.
+/// A device address range made openable for other processes of this host. A handle stands for a
+/// whole allocation, so the range travels as allocation + offset. Memory from cudaMalloc goes by a
+/// legacy IPC handle; memory mapped by the virtual memory API (PyTorch's expandable segments) is a
+/// row of chunks, each with a file descriptor that this object keeps open.
 class IpcExport {
  public:
   /// Throws Error(kRegistration) where the memory is dead, shorter than `num_bytes`, or was created
@@ -44,8 +44,8 @@ class IpcExport {
 /// A peer's allocation mapped for kernels and copies of one of this process's devices.
 class IpcMapping {
  public:
-  /// `handle` is what IpcExport::legacy_handle() gave; `num_bytes` is the allocation's size, checked
-  /// against what the driver says.
+  /// `handle` is what IpcExport::legacy_handle() gave; `num_bytes` is the allocation's size,
+  /// checked against what the driver says.
   static std::unique_ptr<IpcMapping> open_legacy(int device, const std::string& handle,
                                                  std::uint64_t num_bytes);
   /// Duplicates the chunks' descriptors out of process `pid` (pidfd_getfd) and maps them in a row.

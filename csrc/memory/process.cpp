@@ -24,7 +24,13 @@ std::uint64_t start_ticks(const std::string& folder) {
   }
   std::istringstream fields(text.substr(bracket + 1));
   std::string skipped;
-  for (int field = 3; field < 22; ++field) fields >> skipped;
+  char state = 0;
+  fields >> state;
+  // Killed but not yet reaped by its parent: its number still stands, its memory does not.
+  if (state == 'Z' || state == 'X') {
+    throw Error(ErrorKind::kPeerLost, "process " + folder.substr(6) + " has ended");
+  }
+  for (int field = 4; field < 22; ++field) fields >> skipped;
   std::uint64_t ticks = 0;
   fields >> ticks;
   return ticks;

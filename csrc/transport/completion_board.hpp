@@ -5,10 +5,10 @@
 
 namespace kvxfer {
 
-/// Flags in a shared segment by which a writer tells a reader that data is visible. Each slot is one
-/// 64-bit sequence number on a cache line of its own; it only grows. Host writers store it with
-/// release order after their data; a kernel stores it at system scope from its last block. A view of
-/// memory that somebody else keeps alive.
+/// Flags in a shared segment by which a writer tells a reader that data is visible. Each slot is
+/// one 64-bit sequence number on a cache line of its own; it only grows. Host writers store it with
+/// release order after their data; a kernel stores it at system scope from its last block. A view
+/// of memory that somebody else keeps alive.
 class CompletionBoard {
  public:
   static constexpr std::size_t kSlotBytes = 64;

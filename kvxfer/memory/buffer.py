@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from kvxfer import _core
 from kvxfer.errors import InvalidUsage
 
@@ -86,11 +88,16 @@ def _refuse_strides(what: str) -> InvalidUsage:
 
 
 def _read_interface(array: Any, interface: Any, what: str, kind: MemoryKind) -> Buffer:
-    address, read_only = interface["data"]
+    data = interface.get("data")
+    if not isinstance(data, tuple):
+        raise InvalidUsage(f"{what} states no address; pass a numpy, torch or cupy array")
+    address, read_only = data
     if read_only:
         raise InvalidUsage(f"{what} is read-only; pass a writable array")
-    itemsize = int(interface["typestr"][2:])
-    row_bytes = itemsize
+    dtype = np.dtype(interface["typestr"])
+    if dtype.hasobject:
+        raise InvalidUsage(f"{what} holds Python objects; pass an array of plain numbers")
+    row_bytes = dtype.itemsize
     strides = interface.get("strides")
     for axis in range(len(interface["shape"]) - 1, -1, -1):
         length = interface["shape"][axis]

@@ -34,7 +34,7 @@ class DeviceRegionSpec(msgspec.Struct, frozen=True):
     """
 
     device_uuid: Annotated[str, msgspec.Meta(max_length=64)]
-    buffer_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+    buffer_id: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     offset_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 46)]
     num_bytes: _Size
     legacy_handle: Annotated[bytes, msgspec.Meta(max_length=64)]

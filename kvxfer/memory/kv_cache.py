@@ -1,6 +1,6 @@
 """One rank's paged KV cache: arrays, their layout, and where each plane lies in them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -39,6 +39,7 @@ class KVCache:
             RegistrationError: they overlap memory registered otherwise.
         """
         buffers = [as_buffer(array) for array in _as_sequence(arrays)]
+        _refuse_repeats(buffers)
         planes_per_array = _planes_per_array(layout, len(buffers))
         plane_bytes = _plane_bytes(layout, buffers, planes_per_array)
         self.layout = layout
@@ -55,6 +56,7 @@ class KVCache:
             block_stride_bytes=layout.page_bytes,
         )
         self.registrations: list[Registration] = []
+        self._on_close: list[Callable[[], None]] = []
         try:
             for buffer in buffers:
                 self.registrations.append(register(buffer))
@@ -81,8 +83,14 @@ class KVCache:
         for registration in self.registrations:
             registration.require_live()
 
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Have ``call`` run when the cache is closed, before its registrations go."""
+        self._on_close.append(call)
+
     def close(self) -> None:
         """Give up the registrations; may be called more than once."""
+        while self._on_close:
+            self._on_close.pop()()
         for registration in self.registrations:
             registration.close()
 
@@ -100,6 +108,18 @@ class KVCache:
 
 def _as_sequence(arrays: Any) -> Sequence[Any]:
     return list(arrays) if isinstance(arrays, list | tuple) else [arrays]
+
+
+def _refuse_repeats(buffers: Sequence[Buffer]) -> None:
+    # The same range again would only share its registration, and two planes would be one.
+    first: dict[int, int] = {}
+    for index, buffer in enumerate(buffers):
+        other = first.setdefault(buffer.address, index)
+        if other != index:
+            raise InvalidUsage(
+                f"arrays {other} and {index} both start at {buffer.address:#x}; give each layer or "
+                "plane memory of its own"
+            )
 
 
 def _planes_per_array(layout: KVLayout, num_arrays: int) -> int:

@@ -27,16 +27,20 @@ class BlockPool:
         return len(self._free)
 
     def reserve(self, request_id: str, num_blocks: int) -> list[int] | None:
-        """Blocks for a request; None while too few are free.
+        """Blocks for a request, the same ones when it asks again; None while too few are free.
 
         Raises:
-            InvalidUsage: the request already holds blocks, or wants more than the pool has.
+            InvalidUsage: the request holds another number of blocks, or wants more than the pool
+                has.
         """
         with self._lock:
-            if request_id in self._held:
+            held = self._held.get(request_id)
+            if held is not None and len(held) == num_blocks:
+                return held
+            if held is not None:
                 raise InvalidUsage(
-                    f"request {request_id!r} already holds {len(self._held[request_id])} blocks; "
-                    "use a new id, or abort it first"
+                    f"request {request_id!r} already holds {len(held)} blocks and wants "
+                    f"{num_blocks}; use a new id, or abort it first"
                 )
             if num_blocks > self._num_blocks:
                 raise InvalidUsage(
@@ -57,10 +61,9 @@ class BlockPool:
             return blocks
 
     def release(self, request_id: str) -> None:
-        """Free the blocks of a request, committed or not."""
+        """Free the blocks of a request, committed or not; again, or of none, changes nothing."""
         with self._lock:
-            self._free.extend(self._blocks_of(request_id))
-            del self._held[request_id]
+            self._free.extend(self._held.pop(request_id, []))
             self._committed.discard(request_id)
 
     def _blocks_of(self, request_id: str) -> list[int]:

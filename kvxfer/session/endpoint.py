@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from types import TracebackType
@@ -17,7 +18,7 @@ from kvxfer.control import (
     ReserveReply,
     ReserveRequest,
 )
-from kvxfer.errors import NotAvailable, RegistrationError
+from kvxfer.errors import InvalidUsage, NotAvailable, RegistrationError
 from kvxfer.memory import KVCache, MemoryKind
 from kvxfer.session.block_pool import BlockPool
 from kvxfer.session.layouts import layout_spec, require_equal_layouts
@@ -25,7 +26,8 @@ from kvxfer.session.peer import Peer
 from kvxfer.transport import Board, create_transport
 
 _RETRY_AFTER_S = 0.01
-_EPOCHS = itertools.count(1)
+# From the clock, so that a restarted worker does not take up its predecessor's epochs.
+_EPOCHS = itertools.count(time.time_ns())
 
 
 class Endpoint:
@@ -72,6 +74,7 @@ class Endpoint:
         self._exports = [self._transport.export(item) for item in cache.registrations]
         self._epoch = next(_EPOCHS)
         self._board = Board()
+        cache.on_close(self._board.withdraw)
         self._slots: dict[str, int] = {}
         self._lock = threading.Lock()
         self._server = ControlServer(
@@ -113,11 +116,20 @@ class Endpoint:
         """Wait until the peer of that incarnation has completed its transfer number ``sequence``.
 
         True means that the bytes are visible here. Transfers of a peer are numbered from 1.
+
+        Raises:
+            InvalidUsage: no peer of that incarnation has connected.
         """
-        return self._board.wait(self._slots[incarnation], sequence, timeout_s=timeout_s)
+        slot = self._slots.get(incarnation)
+        if slot is None:
+            raise InvalidUsage(
+                f"no peer of incarnation {incarnation!r} has connected; wait once it has"
+            )
+        return self._board.wait(slot, sequence, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Stop serving and withdraw the cache; may be called more than once."""
+        self._board.withdraw()
         self._server.close()
         for export in self._exports:
             export.close()

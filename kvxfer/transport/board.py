@@ -1,18 +1,22 @@
 """The completion board: where the side that copies tells the other that data is visible.
 
 The serving process owns the board, a shared segment of 64-byte slots. Each peer gets one slot and
-stores growing sequence numbers in it, ordered after its data; the owner waits on the slot.
+stores growing sequence numbers in it, ordered after its data; the owner waits on the slot. One slot
+more says whether the cache behind the board still stands.
 """
 
+import time
 from typing import Annotated, TypeVar
 
 import msgspec
 
 from kvxfer import _core
-from kvxfer.errors import NotAvailable, ProtocolMismatch
+from kvxfer.errors import NotAvailable, PeerLost, ProtocolMismatch
 from kvxfer.memory.segment import create_segment
 
 NUM_SLOTS = 64
+_WITHDRAWN_SLOT = NUM_SLOTS  # not a peer's: it becomes 1 when the owner withdraws its cache
+_SLICE_S = 0.2
 
 _Spec = TypeVar("_Spec", bound=msgspec.Struct)
 
@@ -21,8 +25,8 @@ class ProcessSpec(msgspec.Struct, frozen=True):
     """A process on the wire: see ``csrc/memory/process.hpp``."""
 
     pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
-    start_ticks: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
-    pid_namespace: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+    start_ticks: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    pid_namespace: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
     @classmethod
     def own(cls) -> "ProcessSpec":
@@ -55,8 +59,9 @@ class Board:
     """The owner's side: hands out slots and waits on them."""
 
     def __init__(self) -> None:
-        self._segment = create_segment(NUM_SLOTS * _core.CompletionBoard.SLOT_BYTES)
-        self._flags = _core.CompletionBoard(self._segment.address, NUM_SLOTS)
+        num_flags = NUM_SLOTS + 1
+        self._segment = create_segment(num_flags * _core.CompletionBoard.SLOT_BYTES)
+        self._flags = _core.CompletionBoard(self._segment.address, num_flags)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
 
     def take_slot(self) -> int:
@@ -83,7 +88,18 @@ class Board:
 
     def wait(self, slot: int, sequence: int, *, timeout_s: float) -> bool:
         """Wait until the peer of ``slot`` has completed transfer ``sequence``."""
-        return self._flags.wait(slot, sequence, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        # In slices, because Python delivers signals (Ctrl-C) only between native calls.
+        while True:
+            left_s = deadline - time.monotonic()
+            if self._flags.wait(slot, sequence, min(_SLICE_S, max(left_s, 0.0))):
+                return True
+            if left_s <= _SLICE_S:
+                return False
+
+    def withdraw(self) -> None:
+        """Tell every peer that the cache is closed: what they post from now on is refused."""
+        self._flags.signal(_WITHDRAWN_SLOT, 1)
 
     def stream_wait(self, slot: int, sequence: int, *, device: int, stream: int) -> None:
         """Make later work on a CUDA stream wait for transfer ``sequence`` of ``slot``.
@@ -107,6 +123,19 @@ class PeerSlot:
         self.num_slots = spec.num_bytes // _core.CompletionBoard.SLOT_BYTES
         self._flags = _core.CompletionBoard(self.address, self.num_slots)
         self._sequence = self._flags.load(self.slot)
+
+    def require_open(self) -> None:
+        """Check that the peer lives and still stands by its cache.
+
+        Raises:
+            PeerLost: it ended, its id belongs to another process, or it withdrew the cache.
+        """
+        self.process.require_alive()
+        if self._flags.load(_WITHDRAWN_SLOT):
+            raise PeerLost(
+                f"process {self.process.pid} has closed the cache of this link; connect again once "
+                "it serves another"
+            )
 
     def next_sequence(self) -> int:
         """The number of the next transfer; calls from several threads must be serialised."""

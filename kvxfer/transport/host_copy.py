@@ -49,6 +49,7 @@ class HostLink(Link):
         self._slot = slot
         self._pool = _core.WorkerPool(num_threads)
         self._lock = threading.Lock()
+        self._closed = False
 
     def post(
         self,
@@ -59,13 +60,21 @@ class HostLink(Link):
         after_stream: int | None = None,
     ) -> Transfer:
         """Copy now, in the calling thread and the pool's; the GIL is released meanwhile."""
+        tuning = tuning or Tuning()
+        if tuning.num_sms:
+            raise InvalidUsage(
+                f"num_sms={tuning.num_sms} with host memory, which no GPU copies; leave it 0"
+            )
         if after_stream is not None:
             raise InvalidUsage(
                 f"after_stream={after_stream} with host memory; synchronise the stream first, or "
                 "use the nvlink transport for device memory"
             )
         with self._lock:
-            path = self._copy(plan, op, (tuning or Tuning()).engine)
+            if self._closed:
+                raise InvalidUsage("this link is closed; connect again")
+            self._slot.require_open()
+            path = self._copy(plan, op, tuning.engine)
             self._slot.signal(self._slot.next_sequence())
         return FinishedTransfer(plan.total_bytes, path)
 
@@ -74,4 +83,6 @@ class HostLink(Link):
         """Copy all of ``plan``; returns what carried it."""
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        """Refuse later copies; waits for one that runs. The mappings go with the object."""
+        with self._lock:
+            self._closed = True

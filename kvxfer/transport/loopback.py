@@ -1,12 +1,14 @@
 """`loopback`: both sides in one process. For tests, plans and a first look without a peer."""
 
+import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from kvxfer.errors import NotAvailable
+from kvxfer.errors import NotAvailable, PeerLost
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.transport.base import (
@@ -22,7 +24,7 @@ from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
 from kvxfer.transport.device_copy import DeviceLink
 from kvxfer.transport.host_copy import HostLink, copy_mapped, default_num_threads
 
-_Bounded = Annotated[int, msgspec.Meta(gt=0, lt=1 << 63)]
+_Bounded = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
 
 
 class _RegionSpec(msgspec.Struct, frozen=True):
@@ -30,18 +32,27 @@ class _RegionSpec(msgspec.Struct, frozen=True):
     address: _Bounded
     num_bytes: _Bounded
     device: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 16)]
+    export: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+# What may be linked to: an address off the wire alone is not taken.
+_EXPORTED: "weakref.WeakValueDictionary[_RegionSpec, _LoopbackExport]"
+_EXPORTED = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
 
 
 class _LoopbackExport(Export):
     def __init__(self, registration: Registration) -> None:
         buffer = registration.buffer
         self._keep = registration
-        self.metadata = msgspec.msgpack.encode(
-            _RegionSpec(ProcessSpec.own(), buffer.address, buffer.num_bytes, buffer.device)
+        self._spec = _RegionSpec(
+            ProcessSpec.own(), buffer.address, buffer.num_bytes, buffer.device, next(_NUMBERS)
         )
+        self.metadata = msgspec.msgpack.encode(self._spec)
+        _EXPORTED[self._spec] = self
 
     def close(self) -> None:
-        pass
+        _EXPORTED.pop(self._spec, None)
 
 
 class _HostLoopbackLink(HostLink):
@@ -84,6 +95,9 @@ class LoopbackTransport(Transport):
         slot = PeerSlot(board)
         if any(spec.process != ProcessSpec.own() for spec in specs):
             raise NotAvailable("loopback stays in one process; use shm or nvlink between two")
+        for spec in specs:
+            if spec not in _EXPORTED:
+                raise PeerLost(f"the region at {spec.address:#x} was withdrawn, or never exported")
         if any((spec.device >= 0) != (cache.device >= 0) for spec in specs):
             raise NotAvailable("loopback joins host to host or device to device memory")
         if cache.device < 0:

@@ -36,7 +36,7 @@ from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
 from kvxfer.transport.host_copy import HostLink, copy_mapped, default_num_threads, plan_tables
 
 _COOKIE_BYTES = 16
-_Address = Annotated[int, msgspec.Meta(gt=0, lt=1 << 63)]
+_Address = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
 _Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 46)]
 
 
@@ -111,9 +111,15 @@ class _MappedLink(HostLink):
                 f"a region of {region.num_bytes} bytes does not lie in its segment {spec}"
             )
         key = (region.process.pid, spec.fd)
-        if key not in self._segments:
-            self._segments[key] = _core.SharedSegment.open(*key, spec.num_bytes)
-        return self._segments[key].address + spec.offset_bytes
+        segment = self._segments.get(key)
+        if segment is None:
+            segment = self._segments[key] = _core.SharedSegment.open(*key, spec.num_bytes)
+        if segment.num_bytes != spec.num_bytes:
+            raise ProtocolMismatch(
+                f"descriptor {spec.fd} of process {region.process.pid} is {segment.num_bytes} "
+                f"bytes for one region and {spec.num_bytes} for another"
+            )
+        return segment.address + spec.offset_bytes
 
     def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
         return f"{self.path}, {copy_mapped(self._pool, plan, engine)}"
@@ -127,7 +133,6 @@ class _AttachedLink(HostLink):
 
     def __init__(self, regions: Sequence[_RegionSpec], slot: PeerSlot, num_threads: int) -> None:
         super().__init__(slot, num_threads)
-        self._regions = regions
         for region in regions:
             _require_cookie(self._pool, region)
         self.region_addresses = np.array([region.address for region in regions], np.uint64)
@@ -136,11 +141,10 @@ class _AttachedLink(HostLink):
     def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
         if engine != "auto":
             raise InvalidUsage(f"engine {engine!r} with private memory; only auto is possible")
-        process = self._regions[0].process
-        process.require_alive()
         writes = op is Op.PUT
         if plan.num_pages:
-            _core.paged_copy_process_vm(self._pool, plan_tables(plan), process.pid, writes)
+            pid = self._slot.process.pid
+            _core.paged_copy_process_vm(self._pool, plan_tables(plan), pid, writes)
         return f"{self.path}, {'process_vm_writev' if writes else 'process_vm_readv'}"
 
     def limit_tuning(self) -> Tuning:

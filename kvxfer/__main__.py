@@ -1,0 +1,7 @@
+"""``python -m kvxfer``."""
+
+import sys
+
+from kvxfer.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,56 @@
+"""kvxfer env: versions, build options, GPUs, and which transports work here."""
+
+import argparse
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from kvxfer import _core
+from kvxfer.report.export import write_file
+from kvxfer.sweep.environment import environment
+from kvxfer.transport import available_transports
+from kvxfer.units import format_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the options."""
+    parser.add_argument("--json", metavar="FILE", help="write the same as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is here."""
+    facts = environment()
+    facts["cuda architectures"] = _core.build_info().cuda_architectures or "none"
+    transports = available_transports()
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD, show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, value)
+    for index in range(_core.device_count()):
+        table.add_row(f"GPU {index}", _describe(_core.device_info(index)))
+    for name, found in transports.items():
+        table.add_row(
+            f"transport {name}", "available" if found.available else f"not here: {found.reason}"
+        )
+    console.print(table)
+    if args.json:
+        text = msgspec.json.encode(
+            {
+                "environment": facts,
+                "transports": {
+                    name: {"available": found.available, "reason": found.reason}
+                    for name, found in transports.items()
+                },
+            }
+        ).decode()
+        write_file(args.json, text + "\n")
+    return 0
+
+
+def _describe(info: _core.DeviceInfo) -> str:
+    return (
+        f"{info.name}, sm_{info.compute_major}{info.compute_minor}, {info.num_sms} SMs, "
+        f"{format_bytes(info.memory_bytes)}, PCI {info.pci_bus_id}"
+    )

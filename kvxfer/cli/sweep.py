@@ -1,0 +1,184 @@
+"""kvxfer sweep: move paged KV blocks between two processes, check every byte, and time it."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvxfer.errors import InvalidUsage
+from kvxfer.report.export import to_csv, to_json, to_markdown, write_file
+from kvxfer.report.sweep_table import print_report
+from kvxfer.sweep import SweepOptions, SweepRun
+from kvxfer.sweep.compute import KINDS
+from kvxfer.units import parse_bytes
+
+EXIT_OK = 0
+EXIT_CHECK_FAILED = 1
+EXIT_NOT_AVAILABLE = 3
+EXIT_INTERRUPTED = 130
+# A pipe has no width of its own; rows stay whole there.
+_PIPE_COLUMNS = 160
+_QUICK_TOKENS = (512, 2048)
+_QUICK_ITERS = 5
+_Item = TypeVar("_Item")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the options."""
+    what = parser.add_argument_group("what to move (comma-separated lists are swept)")
+    what.add_argument("--model", default="llama-3.1-8b", help="catalogue name or config.json path")
+    what.add_argument("--tokens", default="512,2048,8192", help="tokens of a request")
+    what.add_argument("--block-size", default="16", help="tokens of a block")
+    what.add_argument("--page-bytes", help="raw sweep of page sizes instead of a model: 4k,16k,64k")
+    what.add_argument("--total-bytes", help="bytes of a raw request (default 256m, on GPUs 1g)")
+    what.add_argument(
+        "--block-order", default="shuffled", help="shuffled, contiguous, fragmented:R (runs of R)"
+    )
+    what.add_argument("--dtype", default="bfloat16", help="element type of the cache")
+    what.add_argument("--order", default="nhd", choices=("nhd", "hnd"), help="axes of a page")
+    how = parser.add_argument_group("how to move it")
+    how.add_argument(
+        "--transport", default="auto", choices=("auto", "shm", "nvlink", "loopback"), help="path"
+    )
+    how.add_argument("--memory", default="shared,private", help="the peer's memory, on a CPU")
+    how.add_argument("--op", default="put", help="put (the source copies), get (the destination)")
+    how.add_argument("--sms", default="auto", help="GPU SMs for the copy: counts, all, or auto")
+    how.add_argument("--engine", default="auto", help="force a copy engine of the transport")
+    how.add_argument("--threads", type=int, help="CPU threads for the copy (default: all, to 8)")
+    how.add_argument("--devices", help="source,destination GPU (default 0,1)")
+    how.add_argument(
+        "--with-compute",
+        metavar="KIND[@SIDE]",
+        help=f"run {' or '.join(KINDS)} beside the transfers on src (default) or dst",
+    )
+    rounds = parser.add_argument_group("rounds")
+    rounds.add_argument("--iters", type=int, help="timed rounds a case (default by size)")
+    rounds.add_argument("--warmup", type=int, default=2, help="untimed rounds a case")
+    rounds.add_argument("--seed", type=int, default=0, help="of block tables and patterns")
+    rounds.add_argument("--quick", action="store_true", help="a first look, under 20 s on 2 cores")
+    out = parser.add_argument_group("results besides the table")
+    out.add_argument("--json", metavar="FILE", help="everything, schema kvxfer.sweep/1")
+    out.add_argument("--csv", metavar="FILE", help="one line a row")
+    out.add_argument("--markdown", metavar="FILE", help="the table")
+
+
+def parse_options(args: argparse.Namespace) -> SweepOptions:
+    """Options from parsed arguments.
+
+    Raises:
+        InvalidUsage: a list, size or number that cannot be read.
+    """
+    quick = args.quick
+    tokens = _parse_list(args.tokens, _positive("--tokens"))
+    return SweepOptions(
+        transport=args.transport,
+        models=_parse_list(args.model, str),
+        tokens=_QUICK_TOKENS if quick and args.tokens == "512,2048,8192" else tokens,
+        block_sizes=_parse_list(args.block_size, _positive("--block-size")),
+        page_bytes=_parse_list(args.page_bytes, parse_bytes) if args.page_bytes else (),
+        total_bytes=parse_bytes(args.total_bytes) if args.total_bytes else None,
+        block_orders=_parse_list(args.block_order, str),
+        dtype=args.dtype,
+        order=args.order,
+        memory=_parse_list(args.memory, str),
+        ops=_parse_list(args.op, _one_of("--op", ("put", "get"))),
+        sms=_parse_list(args.sms, _parse_sms),
+        engine=args.engine,
+        num_threads=_at_least("--threads", args.threads, 1),
+        devices=_parse_devices(args.devices) if args.devices else None,
+        iters=_at_least("--iters", args.iters, 1) or (_QUICK_ITERS if quick else None),
+        warmup=_at_least("--warmup", args.warmup, 0) or 0,
+        seed=_at_least("--seed", args.seed, 0) or 0,
+        compute=_parse_compute(args.with_compute) if args.with_compute else None,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the sweep and write its results, also what there is after Ctrl-C."""
+    with SweepRun(parse_options(args)) as sweep:
+        try:
+            _run_cases(sweep)
+        except KeyboardInterrupt:
+            sweep.report.interrupted = True
+        report = sweep.report
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+    print_report(report, console)
+    for path, convert in ((args.json, to_json), (args.csv, to_csv), (args.markdown, to_markdown)):
+        if path:
+            write_file(path, convert(report))
+    if report.failed:
+        return EXIT_CHECK_FAILED
+    if report.interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_OK if report.results else EXIT_NOT_AVAILABLE
+
+
+def _run_cases(sweep: SweepRun) -> None:
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} rounds"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        task = bar.add_task("", total=sweep.num_rounds)
+        for case in sweep.cases:
+            bar.update(task, description=case.label)
+            sweep.run_case(case, lambda: bar.advance(task))
+
+
+def _parse_list(text: str, parse: Callable[[str], _Item]) -> tuple[_Item, ...]:
+    return tuple(parse(item.strip()) for item in text.split(",") if item.strip())
+
+
+def _positive(name: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) == 0:
+            raise InvalidUsage(f"{name}: {text!r} is not a whole number above zero")
+        return int(text)
+
+    return parse
+
+
+def _one_of(name: str, allowed: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise InvalidUsage(f"{name}: {text!r}; use {' or '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def _parse_sms(text: str) -> int:
+    if text in ("auto", "all"):
+        return 0
+    return _positive("--sms")(text)
+
+
+def _parse_devices(text: str) -> tuple[int, int]:
+    parts = text.split(",")
+    if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
+        raise InvalidUsage(f"--devices: {text!r}; write source,destination such as 0,1")
+    return int(parts[0]), int(parts[1])
+
+
+def _parse_compute(text: str) -> tuple[str, str]:
+    kind, _, side = text.partition("@")
+    side = side or "src"
+    if kind not in KINDS or side not in ("src", "dst"):
+        raise InvalidUsage(
+            f"--with-compute: {text!r}; write {' or '.join(KINDS)}, with @src or @dst"
+        )
+    return kind, side
+
+
+def _at_least(name: str, value: int | None, least: int) -> int | None:
+    if value is not None and value < least:
+        raise InvalidUsage(f"{name} is {value}; use {least} or more")
+    return value

@@ -1,0 +1,68 @@
+"""A sweep as files: JSON of schema ``kvxfer.sweep/1``, CSV and Markdown."""
+
+import csv
+import io
+from pathlib import Path
+
+import msgspec
+
+from kvxfer.errors import InvalidUsage
+from kvxfer.report.sweep_table import COLUMNS, remarks, row_of
+from kvxfer.sweep.result import SweepReport
+
+_NESTED = ("gb_per_s", "latency_us", "plan_us", "post_us")
+
+
+def to_json(report: SweepReport) -> str:
+    """The whole report, indented."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
+
+
+def to_csv(report: SweepReport) -> str:
+    """One line a result; nested fields become ``gb_per_s_p50`` and so on."""
+    rows = [_flatten(msgspec.to_builtins(result)) for result in report.results]
+    out = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return out.getvalue()
+
+
+def to_markdown(report: SweepReport) -> str:
+    """The table of the terminal, its remarks, and the environment."""
+    lines = [_line(COLUMNS), _line(["---"] * 2 + ["---:"] * (len(COLUMNS) - 2))]
+    lines += [_line(row_of(result)) for result in report.results]
+    lines += ["", *(f"- {text}" for text in remarks(report)), ""]
+    lines += [f"- {name}: {value}" for name, value in report.environment.items()]
+    return "\n".join(lines) + "\n"
+
+
+def write_file(path: str, text: str) -> None:
+    """Write ``text`` to ``path``.
+
+    Raises:
+        InvalidUsage: it cannot be written; names the path and the cause.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidUsage(f"cannot write {path!r}: {error.strerror}") from error
+
+
+def _line(cells: "list[str] | tuple[str, ...]") -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _flatten(record: dict[str, object]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in record.items():
+        if key in _NESTED and isinstance(value, dict):
+            flat.update({f"{key}_{name}": item for name, item in value.items()})
+        elif key == "notes" and isinstance(value, list):
+            flat[key] = "; ".join(value)
+        elif key == "compute":
+            flat[key] = msgspec.json.encode(value).decode() if value else ""
+        else:
+            flat[key] = value
+    return flat

@@ -1,0 +1,92 @@
+"""How the sweep starts and ends the process of a far-side agent.
+
+The child prints one line, the address of its channel, and ends when its standard input closes,
+which the kernel does for us when the parent dies in whatever way.
+"""
+
+import logging
+import selectors
+import subprocess
+import sys
+import time
+from types import TracebackType
+
+from kvxfer.errors import NotAvailable, PeerLost
+from kvxfer.sweep.agent import RemoteAgent
+
+_START_S = 60.0
+_END_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class AgentProcess:
+    """A running child and the agent in it. A context manager."""
+
+    def __init__(self) -> None:
+        """Start the child and wait for its address.
+
+        Raises:
+            NotAvailable: it ended or said nothing within a minute; its error is on stderr.
+        """
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kvxfer.sweep.agent_main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            self.agent = RemoteAgent(self._read_address())
+        except BaseException:
+            self.close()
+            raise
+
+    def require_alive(self) -> None:
+        """Check that the child runs.
+
+        Raises:
+            PeerLost: it ended.
+        """
+        code = self._process.poll()
+        if code is not None:
+            raise PeerLost(f"the peer process {self._process.pid} ended with status {code}")
+
+    def close(self) -> None:
+        """End the child: by closing its input, and after a second by killing it."""
+        if hasattr(self, "agent"):
+            self.agent.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            _log.warning("peer process %d did not end by itself; killed", self._process.pid)
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> "AgentProcess":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _read_address(self) -> str:
+        stdout = self._process.stdout
+        if stdout is None:
+            raise NotAvailable("the peer process has no standard output")
+        deadline = time.monotonic() + _START_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            ready = selector.select(deadline - time.monotonic())
+        line = stdout.readline().strip() if ready else ""
+        if not line.startswith("tcp://"):
+            raise NotAvailable(
+                f"the peer process said {line!r} instead of its address; see its error above"
+            )
+        return line

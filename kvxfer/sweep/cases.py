@@ -1,0 +1,168 @@
+"""What to measure: options from the user, and the cases they span."""
+
+from dataclasses import dataclass
+
+from kvxfer.errors import InvalidUsage
+from kvxfer.layout import KVLayout, load_model
+from kvxfer.sweep.block_order import BlockOrder
+from kvxfer.transport import Op
+
+# Device memory is reached through one path; host memory of a peer through two.
+HOST_MEMORY = ("shared", "private")
+RAW_BLOCK_SIZE = 16
+_RAW_TOTAL_BYTES = {"host": 256 << 20, "device": 1 << 30}
+_POOL_FACTOR = 2
+_PAGE_ALIGNMENT_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """What the user asked for. Sequences are swept; see ``kvxfer sweep --help``."""
+
+    transport: str = "auto"
+    models: tuple[str, ...] = ("llama-3.1-8b",)
+    tokens: tuple[int, ...] = (512, 2048, 8192)
+    block_sizes: tuple[int, ...] = (16,)
+    page_bytes: tuple[int, ...] = ()
+    total_bytes: int | None = None
+    block_orders: tuple[str, ...] = ("shuffled",)
+    dtype: str = "bfloat16"
+    order: str = "nhd"
+    memory: tuple[str, ...] = HOST_MEMORY
+    ops: tuple[str, ...] = ("put",)
+    sms: tuple[int, ...] = (0,)
+    engine: str = "auto"
+    num_threads: int | None = None
+    devices: tuple[int, int] | None = None
+    iters: int | None = None
+    warmup: int = 2
+    seed: int = 0
+    compute: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepCase:
+    """One row: a request of one shape over one path.
+
+    Attributes:
+        transport: transport name.
+        model: catalogue or file name; ``raw`` for a sweep of page sizes.
+        num_tokens: tokens of the request.
+        layout: one rank's cache.
+        num_blocks: blocks of the request.
+        pool_blocks: blocks of each side's cache; more than the request, as in an engine.
+        memory: the peer's memory: ``shared``, ``private`` or ``device``.
+        op: put (the source runs the copy) or get (the destination runs it).
+        num_sms: SM budget; 0 = all of the GPU's. Meaningless on a CPU.
+    """
+
+    transport: str
+    model: str
+    num_tokens: int
+    layout: KVLayout
+    num_blocks: int
+    pool_blocks: int
+    block_order: BlockOrder
+    memory: str
+    op: Op
+    num_sms: int
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the request over all planes."""
+        return self.num_blocks * self.layout.num_planes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the request."""
+        return self.num_pages * self.layout.page_bytes
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of one side's cache."""
+        return self.pool_blocks * self.layout.block_bytes
+
+    @property
+    def label(self) -> str:
+        """A short name for progress and errors."""
+        return (
+            f"{self.transport}/{self.memory} {self.op.value} {self.model} "
+            f"{self.num_tokens} tokens, block {self.layout.block_size}"
+        )
+
+
+def expand_cases(options: SweepOptions, *, transport: str) -> list[SweepCase]:
+    """Every combination of the swept options, for one resolved transport name.
+
+    Raises:
+        InvalidUsage: an unknown model, dtype, order, or a page size that is not a multiple of 16.
+    """
+    on_device = transport == "nvlink"
+    shapes = _raw_shapes(options, on_device) if options.page_bytes else _model_shapes(options)
+    memories = ("device",) if on_device else options.memory
+    unknown = set(memories) - {*HOST_MEMORY, "device"}
+    if unknown:
+        raise InvalidUsage(f"memory {', '.join(sorted(unknown))}; use shared, private or both")
+    orders = [BlockOrder.parse(text) for text in options.block_orders]
+    return [
+        SweepCase(
+            transport=transport,
+            model=model,
+            num_tokens=num_tokens,
+            layout=layout,
+            num_blocks=num_blocks,
+            pool_blocks=_pool_blocks(num_blocks, order),
+            block_order=order,
+            memory=memory,
+            op=Op(op),
+            num_sms=num_sms,
+        )
+        for memory in memories
+        for op in options.ops
+        for model, num_tokens, layout, num_blocks in shapes
+        for order in orders
+        for num_sms in (options.sms if on_device else (0,))
+    ]
+
+
+def _pool_blocks(num_blocks: int, order: BlockOrder) -> int:
+    run = max(order.run_blocks, 1)
+    return _POOL_FACTOR * -(-num_blocks // run) * run
+
+
+def _model_shapes(options: SweepOptions) -> list[tuple[str, int, KVLayout, int]]:
+    shapes = []
+    for name in options.models:
+        model = load_model(name)
+        for block_size in options.block_sizes:
+            layout = model.kv_layout(
+                block_size=block_size, dtype=options.dtype, order=options.order
+            )
+            shapes += [
+                (model.name, num_tokens, layout, layout.num_blocks(num_tokens))
+                for num_tokens in options.tokens
+            ]
+    return shapes
+
+
+def _raw_shapes(options: SweepOptions, on_device: bool) -> list[tuple[str, int, KVLayout, int]]:
+    total = options.total_bytes or _RAW_TOTAL_BYTES["device" if on_device else "host"]
+    shapes = []
+    for page_bytes in options.page_bytes:
+        if page_bytes % _PAGE_ALIGNMENT_BYTES:
+            raise InvalidUsage(
+                f"a page of {page_bytes} bytes; use a multiple of {_PAGE_ALIGNMENT_BYTES}"
+            )
+        layout = raw_layout(page_bytes)
+        num_blocks = max(1, total // layout.block_bytes)
+        shapes.append(("raw", num_blocks * RAW_BLOCK_SIZE, layout, num_blocks))
+    return shapes
+
+
+def raw_layout(page_bytes: int) -> KVLayout:
+    """A cache of two planes (one layer's K and V) whose pages have ``page_bytes`` bytes."""
+    if page_bytes % RAW_BLOCK_SIZE == 0:
+        return KVLayout(
+            1, 1, head_dim=page_bytes // RAW_BLOCK_SIZE, dtype="uint8", block_size=RAW_BLOCK_SIZE
+        )
+    return KVLayout(1, 1, head_dim=page_bytes, dtype="uint8", block_size=1)

@@ -1,0 +1,129 @@
+"""A cache for a sweep: allocated, filled with the position-dependent pattern, and checked.
+
+Every page has a key, its index in the pool of the source (plane x pool_blocks + block), so a page
+that arrives in the wrong place, from the wrong place or from an earlier round is found.
+"""
+
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer import _core
+from kvxfer.errors import InvalidUsage, NotAvailable
+from kvxfer.layout import KVLayout
+from kvxfer.memory import KVCache, shared_empty
+
+_HEADROOM_BYTES = 512 << 20
+
+
+class PatternedCache:
+    """One side's pool of pages.
+
+    Attributes:
+        cache: the registered cache, one array for all planes.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        *,
+        memory: str,
+        device: int,
+        num_threads: int,
+    ) -> None:
+        """Allocate ``num_blocks`` blocks in ``shared``, ``private`` or ``device`` memory.
+
+        Raises:
+            InvalidUsage: an unknown memory, or more than the host has free.
+            CudaError: the GPU has too little memory.
+        """
+        array = _allocate(num_blocks * layout.block_bytes, memory, device)
+        self.cache = KVCache(layout, array)
+        self._pool = _core.WorkerPool(num_threads)
+        self._device = self.cache.device
+
+    def fill(self, seed: int, block_ids: NDArray[np.int64] | None = None) -> None:
+        """Write the pattern of ``seed`` into ``block_ids`` of every plane; None = all blocks."""
+        ids = np.arange(self.cache.num_blocks) if block_ids is None else block_ids
+        tables = self._tables(ids, ids)
+        if self._device < 0:
+            _core.pattern_fill_host(self._pool, tables, seed)
+        else:
+            _core.pattern_fill_device(self._device, tables, seed)
+
+    def check(
+        self, seed: int, block_ids: NDArray[np.int64], source_ids: NDArray[np.int64]
+    ) -> _core.PatternMismatch:
+        """Compare ``block_ids`` with what ``source_ids`` of an equal pool were filled with."""
+        return self._check(self._tables(block_ids, source_ids), seed)
+
+    def check_prefix(self, seed: int, num_bytes: int) -> _core.PatternMismatch:
+        """Compare the first ``num_bytes`` (whole pages) with those of a pool filled by ``seed``."""
+        page_bytes = self.cache.layout.page_bytes
+        keys = np.arange(num_bytes // page_bytes, dtype=np.uint64)
+        tables = _core.PatternTables(
+            self.cache.view.plane_addresses[:1],
+            np.zeros(1, np.uint64),
+            keys * np.uint64(page_bytes),
+            keys,
+            page_bytes,
+        )
+        return self._check(tables, seed)
+
+    def close(self) -> None:
+        """Give up the registration."""
+        self.cache.close()
+
+    def _tables(
+        self, block_ids: NDArray[np.int64], key_ids: NDArray[np.int64]
+    ) -> _core.PatternTables:
+        view = self.cache.view
+        planes = np.arange(view.plane_addresses.size, dtype=np.uint64)
+        return _core.PatternTables(
+            view.plane_addresses,
+            planes * np.uint64(view.num_blocks),
+            block_ids.astype(np.uint64) * np.uint64(view.block_stride_bytes),
+            key_ids.astype(np.uint64),
+            view.layout.page_bytes,
+        )
+
+    def _check(self, tables: _core.PatternTables, seed: int) -> _core.PatternMismatch:
+        if self._device < 0:
+            return _core.pattern_check_host(self._pool, tables, seed)
+        return _core.pattern_check_device(self._device, tables, seed)
+
+
+def unlisted(block_ids: Sequence[int] | NDArray[np.int64], num_blocks: int) -> NDArray[np.int64]:
+    """The blocks of a pool that are not in ``block_ids``."""
+    mask = np.ones(num_blocks, dtype=bool)
+    mask[np.asarray(block_ids, dtype=np.int64)] = False
+    return np.flatnonzero(mask)
+
+
+def _allocate(num_bytes: int, memory: str, device: int) -> Any:
+    if memory == "device":
+        return _core.DeviceBuffer(device, num_bytes)
+    _require_host_memory(num_bytes)
+    if memory == "shared":
+        return shared_empty(num_bytes)
+    if memory == "private":
+        # Page-aligned, as engines' caches are, and with huge pages where the host grants them.
+        mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(mapping, dtype=np.uint8)
+    raise InvalidUsage(f"memory {memory!r}; use shared, private or device")
+
+
+def _require_host_memory(num_bytes: int) -> None:
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        fields = dict(line.split(":", 1) for line in lines)
+    free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+    if num_bytes + _HEADROOM_BYTES > free_bytes:
+        raise NotAvailable(
+            f"a pool of {num_bytes} bytes with {free_bytes} bytes of memory free; use fewer "
+            "--tokens or a smaller --total-bytes"
+        )

@@ -1,0 +1,145 @@
+"""A sweep from options to a report: one far-side agent, one rig a case."""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+
+from kvxfer import _core
+from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, VerificationError
+from kvxfer.memory import MemoryKind
+from kvxfer.sweep.agent import Agent, SweepAgent
+from kvxfer.sweep.agent_process import AgentProcess
+from kvxfer.sweep.cases import SweepCase, SweepOptions, expand_cases
+from kvxfer.sweep.environment import environment
+from kvxfer.sweep.measure import Measurement, default_iters
+from kvxfer.sweep.result import SCHEMA, Skipped, SweepReport, SweepResult
+from kvxfer.sweep.rig import Rig
+from kvxfer.transport import Tuning, create_transport
+from kvxfer.transport.host_copy import default_num_threads
+
+_log = logging.getLogger(__name__)
+
+
+class SweepRun:
+    """A sweep under way. A context manager; the report grows as cases end.
+
+    Attributes:
+        report: what has been measured so far.
+        cases: all cases, in order.
+    """
+
+    def __init__(self, options: SweepOptions) -> None:
+        """Check the options and start the far side.
+
+        Raises:
+            InvalidUsage: an option is wrong; nothing was started.
+            NotAvailable: the transport does not work here.
+        """
+        self._options = options
+        self._transport = _resolve_transport(options.transport)
+        self.cases = expand_cases(options, transport=self._transport)
+        self._devices = _devices(options) if self._transport == "nvlink" else (-1, -1)
+        self._num_threads = options.num_threads or default_num_threads()
+        self.report = SweepReport(schema=SCHEMA, environment=environment(), results=[])
+        self._stack = ExitStack()
+        self._process: AgentProcess | None = None
+        self._agent: SweepAgent
+        if self._transport == "loopback":
+            agent = Agent()
+            self._stack.callback(agent.close)
+            self._agent = agent
+        else:
+            self._process = self._stack.enter_context(AgentProcess())
+            self._agent = self._process.agent
+
+    @property
+    def num_rounds(self) -> int:
+        """Timed rounds of all cases: the length of a progress bar."""
+        return sum(self.rounds_of(case) for case in self.cases)
+
+    def rounds_of(self, case: SweepCase) -> int:
+        """Timed rounds of one case."""
+        return self._options.iters or default_iters(case.total_bytes)
+
+    def run_case(
+        self, case: SweepCase, on_round: Callable[[], None] = lambda: None
+    ) -> SweepResult | None:
+        """Measure one case into the report; None where it was skipped or failed.
+
+        Raises:
+            PeerLost: the far side ended.
+        """
+        try:
+            result = self._measure(case, on_round)
+        except (NotAvailable, VerificationError) as error:
+            failed = isinstance(error, VerificationError)
+            self.report.skipped.append(Skipped(case.label, str(error), failed))
+            _log.error("%s: %s", case.label, error)
+            return None
+        except KvxferError:
+            if self._process is not None:
+                self._process.require_alive()
+            raise
+        self.report.results.append(result)
+        return result
+
+    def close(self) -> None:
+        """End the far side; may be called more than once."""
+        self._stack.close()
+
+    def __enter__(self) -> "SweepRun":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _measure(self, case: SweepCase, on_round: Callable[[], None]) -> SweepResult:
+        options = self._options
+        with Rig(case, self._agent, num_threads=self._num_threads, devices=self._devices) as rig:
+            result = Measurement(
+                case,
+                rig,
+                tuning=Tuning(options.engine, case.num_sms),
+                num_threads=self._num_threads,
+                iters=options.iters,
+                warmup=options.warmup,
+                seed=options.seed,
+                on_round=on_round,
+            ).run(options.compute)
+        return self._judge_path(result)
+
+    def _judge_path(self, result: SweepResult) -> SweepResult:
+        """A transport asked for by name must be what carried the bytes."""
+        if self._transport == "nvlink" and result.actual_path.startswith("pcie"):
+            text = f"the two GPUs share no NVLink: {result.actual_path} carried the bytes"
+            if self._options.transport == "nvlink":
+                raise VerificationError(f"{text}, though nvlink was asked for")
+            result.notes.append(text)
+        return result
+
+
+def _resolve_transport(name: str) -> str:
+    if name != "auto":
+        memory = MemoryKind.DEVICE if name == "nvlink" else MemoryKind.HOST
+        return create_transport(name, memory=memory).name
+    has_gpu = _core.device_count() > 0
+    return create_transport("auto", memory=MemoryKind.DEVICE if has_gpu else MemoryKind.HOST).name
+
+
+def _devices(options: SweepOptions) -> tuple[int, int]:
+    count = _core.device_count()
+    source, destination = options.devices or (0, min(1, count - 1))
+    for device in (source, destination):
+        if not 0 <= device < count:
+            raise InvalidUsage(f"device {device}; this process sees 0 to {count - 1}")
+    if not _core.can_access_peer(source, destination):
+        raise NotAvailable(
+            f"GPUs {source} and {destination} have no peer access; use --transport shm"
+        )
+    return source, destination

@@ -1,0 +1,162 @@
+"""A completed transfer is a visible one: the far side waits, and reads the moment it is told."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cache_content import shape
+from peer_process import DEADLINE_S
+from transport_pairs import LinkPair, Pair
+
+from kvxfer.transport import Tuning
+
+NUM_ROUNDS = 300
+# 8 planes x 16 blocks x 4 KiB: long enough for a reader that is told too early to see old bytes.
+RACED = shape(num_layers=4, block_size=128, num_blocks=16)
+ALL_BLOCKS = list(range(16))
+
+
+def race(pair: Pair, *, num_rounds: int, engine: str = "auto") -> None:
+    """Send a new pattern each round to a reader that spins on the flag; fail on a stale page."""
+    incarnation = pair.local.endpoint.incarnation
+    for round_number in range(1, num_rounds + 1):
+        pair.local.stamp(round_number, ALL_BLOCKS)
+        dst = ALL_BLOCKS[round_number % 16 :] + ALL_BLOCKS[: round_number % 16]
+        result = pair.remote.start(
+            "expect",
+            incarnation=incarnation,
+            sequence=round_number,
+            round_number=round_number,
+            src_block_ids=ALL_BLOCKS,
+            dst_block_ids=dst,
+            timeout_s=DEADLINE_S,
+        )
+        pair.peer.put(ALL_BLOCKS, dst, tuning=Tuning(engine=engine))
+        outcome = result()
+        assert outcome["signalled"], f"round {round_number} was never signalled"
+        num_stale = outcome["num_stale"]
+        assert num_stale == 0, f"round {round_number}: {num_stale} stale pages behind the flag"
+
+
+def test_what_is_signalled_is_visible(link_pair: LinkPair) -> None:
+    with link_pair(RACED) as pair:
+        race(pair, num_rounds=NUM_ROUNDS)
+
+
+def test_what_is_signalled_after_streaming_stores_is_visible(link_pair: LinkPair) -> None:
+    with link_pair(RACED) as pair:
+        if pair.kind.memory == "private" and pair.kind.in_two_processes:
+            pytest.skip("cross-memory attach has no streaming engine")
+        race(pair, num_rounds=NUM_ROUNDS, engine="streaming")
+
+
+def plant(pair: Pair, monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> None:
+    """Have ``before`` run in each post of this side's link, ahead of the copy."""
+    link: Any = pair.peer.link
+    copy = link._copy
+
+    def spoiled(*args: Any) -> Any:
+        before()
+        return copy(*args)
+
+    monkeypatch.setattr(link, "_copy", spoiled)
+
+
+def test_the_race_fails_on_a_signal_ahead_of_its_data(
+    link_pair: LinkPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with link_pair(RACED) as pair:
+        slot = pair.peer.link._slot  # type: ignore[attr-defined]
+
+        def signal_early() -> None:
+            slot.signal(slot._sequence + 1)
+            time.sleep(0.02)  # the reader is another process; give it the time it is to misuse
+
+        plant(pair, monkeypatch, signal_early)
+        with pytest.raises(AssertionError, match=r"round 1: \d+ stale pages behind the flag"):
+            race(pair, num_rounds=1)
+
+
+def test_the_race_fails_on_a_page_that_is_left_out(
+    link_pair: LinkPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with link_pair(RACED) as pair:
+        put = pair.peer.put
+
+        def all_but_the_last(src: list[int], dst: list[int], **options: Any) -> Any:
+            return put(src[:-1], dst[:-1], **options)
+
+        monkeypatch.setattr(pair.peer, "put", all_but_the_last)
+        with pytest.raises(AssertionError, match="round 1: 8 stale pages"):
+            race(pair, num_rounds=1)
+
+
+def waits(pair: Pair, sequence: int, timeout_s: float = 0.0) -> bool:
+    told: bool = pair.remote.call(
+        "wait",
+        incarnation=pair.local.endpoint.incarnation,
+        sequence=sequence,
+        timeout_s=timeout_s,
+    )
+    return told
+
+
+def test_every_transfer_is_signalled_once_whatever_its_size(pair: Pair) -> None:
+    assert not waits(pair, 1)
+    for sequence, ids in enumerate(([0], [], [1, 2], [], [], [3]), start=1):
+        pair.peer.put(ids, ids)
+        assert waits(pair, sequence)
+        assert not waits(pair, sequence + 1)
+    pair.peer.get([0], [0])
+    assert waits(pair, 7)
+    assert waits(pair, 1)  # what is done stays done
+
+
+def test_a_wait_ends_at_its_deadline(pair: Pair) -> None:
+    assert not waits(pair, 1, timeout_s=0.3)
+    assert not waits(pair, 1, timeout_s=-1.0)
+
+
+def test_a_wait_without_end_ends_with_the_transfer(pair: Pair) -> None:
+    told: list[bool] = []
+    waiter = threading.Thread(
+        target=lambda: told.append(waits(pair, 1, timeout_s=3600.0)), daemon=True
+    )
+    waiter.start()
+    waiter.join(0.3)
+    assert waiter.is_alive()
+    pair.peer.put([0], [0])
+    waiter.join(DEADLINE_S)
+    assert told == [True]
+
+
+def test_a_reconnected_peer_counts_on(pair: Pair) -> None:
+    pair.peer.put([0], [0])
+    pair.peer.close()
+    with pair.local.endpoint.connect(pair.remote_opened["addresses"]) as again:
+        assert waits(pair, 1)
+        assert not waits(pair, 2)
+        again.put([1], [1])
+        assert waits(pair, 2)
+
+
+def test_transfers_of_several_threads_are_all_signalled(pair: Pair) -> None:
+    num_threads, num_puts = 4, 25
+
+    def work(first: int) -> None:
+        for turn in range(num_puts):
+            pair.peer.put([(first + turn) % 16], [first])
+
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert waits(pair, num_threads * num_puts)
+    assert not waits(pair, num_threads * num_puts + 1)
+    cache = pair.remote.shape
+    last = [(n + num_puts - 1) % 16 for n in range(num_threads)]
+    expected = cache.copied(cache.content(1), cache.content(2), last, list(range(num_threads)))
+    pair.check_both(remote=expected)

@@ -1,0 +1,94 @@
+"""A cache on this side linked to one on the far side, for every way that works on a CPU."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from cache_content import Bytes, CacheShape, check_content, shape
+from peer_host import PeerHost
+from peer_process import RemotePeer
+
+from kvxfer import Peer
+from kvxfer.errors import NotAvailable
+
+LOCAL_SEED = 1
+REMOTE_SEED = 2
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A transport, and the memory that both sides have their pages in."""
+
+    transport: str
+    memory: str
+    in_two_processes: bool
+
+    def __str__(self) -> str:
+        return f"{self.transport}-{self.memory}"
+
+
+LOOPBACK = Kind("loopback", "private", False)
+SHM_SHARED = Kind("shm", "shared", True)
+SHM_PRIVATE = Kind("shm", "private", True)
+KINDS = [LOOPBACK, SHM_SHARED, SHM_PRIVATE]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two caches that are linked: this side's, which copies, and the far one."""
+
+    kind: Kind
+    local: PeerHost
+    remote: RemotePeer
+    peer: Peer
+    remote_opened: dict[str, Any]
+
+    def check_both(self, *, local: Bytes | None = None, remote: Bytes | None = None) -> None:
+        """Every byte of both sides, guards included; None stands for what it was filled with."""
+        local = self.local.shape.content(LOCAL_SEED) if local is None else local
+        remote = self.remote.shape.content(REMOTE_SEED) if remote is None else remote
+        check_content(self.local.shape, self.local.content(), local)
+        check_content(self.remote.shape, self.remote.content(), remote)
+
+
+LinkPair = Callable[..., AbstractContextManager[Pair]]
+
+
+@contextmanager
+def linked(
+    kind: Kind,
+    remote: RemotePeer,
+    remote_shape: CacheShape | None = None,
+    local_shape: CacheShape | None = None,
+    **connect_args: Any,
+) -> Iterator[Pair]:
+    """Open a cache on both sides and connect this one to the far one."""
+    remote_shape = remote_shape or shape()
+    args = {"memory": kind.memory, "transport": kind.transport}
+    opened = remote.open(remote_shape, seed=REMOTE_SEED, **args)
+    local = PeerHost()
+    try:
+        own = local_shape or remote_shape
+        local.open(
+            layout=own.fields,
+            num_blocks=own.num_blocks,
+            num_arrays=own.num_arrays,
+            seed=LOCAL_SEED,
+            **args,
+        )
+        with _connect(kind, local, opened["addresses"], **connect_args) as peer:
+            yield Pair(kind, local, remote, peer, opened)
+    finally:
+        local.close()
+        remote.release()
+
+
+def _connect(kind: Kind, local: PeerHost, addresses: dict[str, str], **args: Any) -> Peer:
+    try:
+        return local.endpoint.connect(addresses, **args)
+    except NotAvailable as error:
+        if kind.memory == "private" and "denies access" in str(error):
+            pytest.skip(f"this host allows no cross-memory attach: {error}")
+        raise
