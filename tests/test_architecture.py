@@ -27,6 +27,7 @@ _BASE = {"errors", "units", "env"}
 _TRANSPORT = _BASE | {"layout", "memory"}
 _SESSION = _TRANSPORT | {"transport", "control"}
 _ENGINES = _SESSION | {"session", "connectors"}
+_TOOLS = {"sweep", "diagnose", "pd", "report", "cli"}
 ARROWS: dict[str, set[str]] = {
     "__init__": {"layout", "memory", "transport", "session"},
     "__main__": {"cli"},
@@ -44,14 +45,14 @@ ARROWS: dict[str, set[str]] = {
     "pd": _ENGINES,
     "report": _BASE | {"sweep.result", "diagnose.result", "pd.result"},
     "pytest_plugin": _ENGINES | {"sweep", "facade"},
-    "cli": _ENGINES | {"sweep", "diagnose", "pd", "report", "_core", "facade"},
+    "cli": _ENGINES | _TOOLS | {"_core", "facade"},
     "bench": _ENGINES | {"sweep", "facade"},
 }
 
 # Third-party names and their homes under kvxfer/; what is not listed has none.
 HOMES: dict[str, tuple[str, ...]] = {
     "numpy": ("",),
-    "msgspec": ("control/", "memory/", "transport/", "session/", "sweep/", "diagnose/", "pd/"),
+    "msgspec": tuple(f"{room}/" for room in sorted(_ENGINES | _TOOLS) if room != "layout"),
     "zmq": ("control/", "pd/"),
     "pynvml": ("transport/topology.py", "diagnose/"),
     "rich": ("report/", "cli/"),

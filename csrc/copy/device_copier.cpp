@@ -23,6 +23,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kBulkMajor = 9;  // the compute capability that brought bulk-asynchronous copies
 constexpr std::uint32_t kBulkAlignment = 16;
 constexpr std::uint32_t kLoadStorePieceBytes = 16 << 10;
+constexpr int kLoadStoreWarps = 32;
 constexpr std::size_t kSharedBytes = 224
                                      << 10;  // of 227 KiB a block may ask for on sm_90 and sm_100
 constexpr double kQueueTimeoutS = 10;
@@ -32,10 +33,8 @@ constexpr double kHealthPeriodS = 0.002;
 constexpr std::uint64_t kDmaRunBytes = 4ull << 20;
 constexpr std::uint64_t kMaxDmaRuns = 512;
 
-BulkShape best_shape(std::uint64_t page_bytes) {
-  if (page_bytes <= 4096) return {8, 3, 8192, 1};
-  return {4, 6, 8192, 2};
-}
+// Eight warps of three slots: measured best on H200s at every page size from 2 KiB on.
+BulkShape best_shape(std::uint64_t) { return {8, 3, 8192, 1}; }
 
 /// A stretch of blocks that lie one behind the other on both sides.
 struct Run {
@@ -43,7 +42,9 @@ struct Run {
   std::uint32_t num_blocks;
 };
 
-std::vector<Run> merge_runs(const CopyPlan& plan) {
+/// The runs of `plan` in one plane, or nothing once there are more than `limit` of them: counting
+/// on would cost more than the copy engine could save.
+std::vector<Run> merge_runs(const CopyPlan& plan, std::uint64_t limit) {
   std::vector<Run> runs;
   for (std::uint32_t block = 0; block < plan.num_blocks; ++block) {
     const bool joins = block > 0 &&
@@ -51,9 +52,10 @@ std::vector<Run> merge_runs(const CopyPlan& plan) {
                        plan.dst_offsets[block] == plan.dst_offsets[block - 1] + plan.page_bytes;
     if (joins) {
       ++runs.back().num_blocks;
-    } else {
-      runs.push_back({block, 1});
+      continue;
     }
+    if (runs.size() == limit) return {};
+    runs.push_back({block, 1});
   }
   return runs;
 }
@@ -108,6 +110,29 @@ void write_tables(const CopyPlan& plan, std::uint64_t* out) {
   out = std::copy_n(plan.dst_planes, plan.num_planes, out);
   out = std::copy_n(plan.src_offsets, plan.num_blocks, out);
   std::copy_n(plan.dst_offsets, plan.num_blocks, out);
+}
+
+void cut_pieces(KernelArgs& args, std::uint32_t piece_limit, std::uint32_t slot_bytes) {
+  args.piece_bytes =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(args.page_bytes, piece_limit));
+  const std::uint64_t per_page = (args.page_bytes + args.piece_bytes - 1) / args.piece_bytes;
+  const std::uint64_t num_pieces =
+      per_page * static_cast<std::uint64_t>(args.num_planes) * args.num_blocks;
+  KVXFER_REQUIRE(num_pieces < (1ull << 31), "a plan of " + std::to_string(num_pieces) +
+                                                " pieces passes 2^31; split the transfer");
+  args.pieces_per_page = static_cast<std::uint32_t>(per_page);
+  args.num_pieces = static_cast<std::uint32_t>(num_pieces);
+  args.pieces_per_group = std::clamp<std::uint32_t>(slot_bytes / args.piece_bytes, 1, 32);
+}
+
+int blocks_for(const KernelArgs& args, int num_sms, int warps_per_block) {
+  const std::uint64_t groups =
+      (args.num_pieces + args.pieces_per_group - 1) / args.pieces_per_group;
+  const std::uint64_t useful = (groups + warps_per_block - 1) / warps_per_block;
+  // Spread few pages over many SMs: a block a group is faster than a warp a group.
+  const std::uint64_t wanted = std::max<std::uint64_t>(useful, std::min<std::uint64_t>(groups, 64));
+  return static_cast<int>(
+      std::clamp<std::uint64_t>(wanted, 1, static_cast<std::uint64_t>(num_sms)));
 }
 
 }  // namespace
@@ -177,6 +202,33 @@ struct DeviceCopier::State {
     return flight;
   }
 
+  void upload_tables(const CopyPlan& plan, Flight& flight, KernelArgs& args) const {
+    const std::size_t num_words = 2ull * plan.num_planes + 2ull * plan.num_blocks;
+    if (num_words <= kInlineWords) {
+      write_tables(plan, args.inline_tables);
+      return;
+    }
+    const std::size_t num_bytes = num_words * sizeof(std::uint64_t);
+    flight.reserve(num_bytes);
+    write_tables(plan, static_cast<std::uint64_t*>(flight.pinned));
+    KVXFER_CUDA_CHECK(
+        cudaMemcpyAsync(flight.device, flight.pinned, num_bytes, cudaMemcpyHostToDevice, stream));
+    args.tables = static_cast<const std::uint64_t*>(flight.device);
+  }
+
+  void launch(KernelArgs& args, CopyEngine engine, int sm_budget) const {
+    if (engine == CopyEngine::kLoadStore) {
+      cut_pieces(args, kLoadStorePieceBytes, 0);
+      launch_load_store_copy(args, blocks_for(args, sm_budget, kLoadStoreWarps), stream);
+      return;
+    }
+    const BulkShape shape =
+        forced_shape.num_warps != 0 ? forced_shape : best_shape(args.page_bytes);
+    const auto slot_bytes = static_cast<std::uint32_t>(shape.slot_bytes);
+    cut_pieces(args, slot_bytes, slot_bytes);
+    launch_bulk_copy(args, {blocks_for(args, sm_budget, shape.num_warps), shape}, stream);
+  }
+
   int device;
   CompletionBoard board;
   std::uint64_t board_address;
@@ -202,7 +254,7 @@ DeviceCopier::~DeviceCopier() = default;
 namespace {
 
 CopyEngine choose_engine(CopyEngine wanted, const CopyPlan& plan, int compute_major,
-                         std::uint32_t word_bytes, std::uint64_t num_runs) {
+                         std::uint32_t word_bytes, std::size_t runs_per_plane) {
   const bool bulk_works = compute_major >= kBulkMajor && word_bytes == kBulkAlignment;
   switch (wanted) {
     case CopyEngine::kBulk:
@@ -217,32 +269,9 @@ CopyEngine choose_engine(CopyEngine wanted, const CopyPlan& plan, int compute_ma
     case CopyEngine::kAuto:
       break;
   }
-  const std::uint64_t total_bytes = plan.num_pages() * plan.page_bytes;
-  if (num_runs <= kMaxDmaRuns && total_bytes >= num_runs * kDmaRunBytes) return CopyEngine::kDma;
+  const std::uint64_t plane_bytes = plan.num_blocks * plan.page_bytes;
+  if (runs_per_plane != 0 && plane_bytes / runs_per_plane >= kDmaRunBytes) return CopyEngine::kDma;
   return bulk_works ? CopyEngine::kBulk : CopyEngine::kLoadStore;
-}
-
-void cut_pieces(KernelArgs& args, std::uint32_t piece_limit, std::uint32_t slot_bytes) {
-  args.piece_bytes =
-      static_cast<std::uint32_t>(std::min<std::uint64_t>(args.page_bytes, piece_limit));
-  const std::uint64_t per_page = (args.page_bytes + args.piece_bytes - 1) / args.piece_bytes;
-  const std::uint64_t num_pieces =
-      per_page * static_cast<std::uint64_t>(args.num_planes) * args.num_blocks;
-  KVXFER_REQUIRE(num_pieces < (1ull << 31), "a plan of " + std::to_string(num_pieces) +
-                                                " pieces passes 2^31; split the transfer");
-  args.pieces_per_page = static_cast<std::uint32_t>(per_page);
-  args.num_pieces = static_cast<std::uint32_t>(num_pieces);
-  args.pieces_per_group = std::clamp<std::uint32_t>(slot_bytes / args.piece_bytes, 1, 32);
-}
-
-int blocks_for(const KernelArgs& args, int num_sms, int warps_per_block) {
-  const std::uint64_t groups =
-      (args.num_pieces + args.pieces_per_group - 1) / args.pieces_per_group;
-  const std::uint64_t useful = (groups + warps_per_block - 1) / warps_per_block;
-  // Spread few pages over many SMs: a block a group is faster than a warp a group.
-  const std::uint64_t wanted = std::max<std::uint64_t>(useful, std::min<std::uint64_t>(groups, 64));
-  return static_cast<int>(
-      std::clamp<std::uint64_t>(wanted, 1, static_cast<std::uint64_t>(num_sms)));
 }
 
 void check_shape(const BulkShape& shape) {
@@ -259,6 +288,17 @@ void check_shape(const BulkShape& shape) {
                      std::to_string(shape.store_depth) +
                      " does not fit 224 KiB or the ranges "
                      "1-16, 2-64, 512.., 1-4");
+}
+
+std::uint64_t run_limit(CopyEngine wanted, const CopyPlan& plan) {
+  switch (wanted) {
+    case CopyEngine::kDma:
+      return plan.num_blocks;
+    case CopyEngine::kAuto:
+      return kMaxDmaRuns / std::max<std::uint32_t>(plan.num_planes, 1);
+    default:
+      return 0;
+  }
 }
 
 void copy_runs(const CopyPlan& plan, const std::vector<Run>& runs, cudaStream_t stream) {
@@ -295,10 +335,9 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
   args.sequence = target.sequence;
   args.fault = options.fault;
 
-  const std::vector<Run> runs = merge_runs(plan);
+  const std::vector<Run> runs = merge_runs(plan, run_limit(options.engine, plan));
   const CopyEngine engine =
-      choose_engine(options.engine, plan, state.compute_major, args.word_bytes,
-                    runs.size() * static_cast<std::uint64_t>(plan.num_planes));
+      choose_engine(options.engine, plan, state.compute_major, args.word_bytes, runs.size());
 
   Flight& flight = state.take_flight();
   args.arrivals = flight.arrivals;
@@ -311,27 +350,8 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
     copy_runs(plan, runs, state.stream);
     launch_signal(args, state.stream);
   } else {
-    const std::size_t num_words = 2ull * plan.num_planes + 2ull * plan.num_blocks;
-    if (num_words <= kInlineWords) {
-      write_tables(plan, args.inline_tables);
-    } else {
-      flight.reserve(num_words * sizeof(std::uint64_t));
-      write_tables(plan, static_cast<std::uint64_t*>(flight.pinned));
-      KVXFER_CUDA_CHECK(cudaMemcpyAsync(flight.device, flight.pinned,
-                                        num_words * sizeof(std::uint64_t), cudaMemcpyHostToDevice,
-                                        state.stream));
-      args.tables = static_cast<const std::uint64_t*>(flight.device);
-    }
-    if (engine == CopyEngine::kBulk) {
-      const BulkShape shape =
-          state.forced_shape.num_warps != 0 ? state.forced_shape : best_shape(plan.page_bytes);
-      cut_pieces(args, static_cast<std::uint32_t>(shape.slot_bytes),
-                 static_cast<std::uint32_t>(shape.slot_bytes));
-      launch_bulk_copy(args, {blocks_for(args, num_sms, shape.num_warps), shape}, state.stream);
-    } else {
-      cut_pieces(args, kLoadStorePieceBytes, 0);
-      launch_load_store_copy(args, blocks_for(args, num_sms, 32), state.stream);
-    }
+    state.upload_tables(plan, flight, args);
+    state.launch(args, engine, num_sms);
   }
   KVXFER_CUDA_CHECK(cudaEventRecord(flight.done, state.stream));
   flight.used = true;

@@ -22,6 +22,8 @@ BlockIds: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 # Up to this span of ids (16 MiB of owners) a table beats a sort; above it page faults cost more.
 _MAX_OWNERS = 1 << 22
 _BOOLEANS = (bool, np.bool_)
+# numpy before 2.3 only warns of its bool as an integer; where warnings are errors that is raised.
+_NOT_INT64 = (TypeError, OverflowError, DeprecationWarning)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,7 +153,7 @@ def _as_array(name: str, ids: Sequence[int]) -> NDArray[Any]:
     try:
         # Refuses floats, which numpy would round, and is faster than numpy at this.
         values = np.asarray(array("q", ids))
-    except (TypeError, OverflowError):
+    except _NOT_INT64:
         bad = next((i for i, value in enumerate(ids) if not _is_int64(value)), 0)
         raise _not_an_id(name, bad, ids[bad]) from None
     # A bool has become 0 or 1 without a word; looking at those alone is cheaper than at all.
@@ -164,7 +166,7 @@ def _as_array(name: str, ids: Sequence[int]) -> NDArray[Any]:
 def _is_int64(value: Any) -> bool:
     try:
         array("q", [value])
-    except (TypeError, OverflowError):
+    except _NOT_INT64:
         return False
     return True
 

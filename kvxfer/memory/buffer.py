@@ -121,7 +121,7 @@ def _read_dlpack(array: Any, what: str) -> Buffer:
             f"{what} cannot be shared ({error}); pass a writable array without gradient"
         ) from error
     info = _core.read_dlpack(capsule)
-    if not info.contiguous:
+    if info.num_bytes and not info.contiguous:
         raise _refuse_strides(what)
     if info.device_type == _DLPACK_CUDA:
         return Buffer(info.address, info.num_bytes, MemoryKind.DEVICE, info.device_id, capsule)

@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.layout import KVLayout, load_model
+from kvxfer.layout import KVKind, KVLayout, load_model
 from kvxfer.sweep.block_order import BlockOrder
 from kvxfer.transport import Op
 
 # Device memory is reached through one path; host memory of a peer through two.
 HOST_MEMORY = ("shared", "private")
 RAW_BLOCK_SIZE = 16
+# As many as a model of 32 layers has.
+_RAW_PLANES = 64
 _RAW_TOTAL_BYTES = {"host": 256 << 20, "device": 1 << 30}
 _POOL_FACTOR = 2
 _PAGE_ALIGNMENT_BYTES = 16
@@ -153,16 +155,20 @@ def _raw_shapes(options: SweepOptions, on_device: bool) -> list[tuple[str, int, 
             raise InvalidUsage(
                 f"a page of {page_bytes} bytes; use a multiple of {_PAGE_ALIGNMENT_BYTES}"
             )
-        layout = raw_layout(page_bytes)
+        num_planes = min(_RAW_PLANES, max(1, total // page_bytes))
+        layout = raw_layout(page_bytes, num_planes)
         num_blocks = max(1, total // layout.block_bytes)
         shapes.append(("raw", num_blocks * RAW_BLOCK_SIZE, layout, num_blocks))
     return shapes
 
 
-def raw_layout(page_bytes: int) -> KVLayout:
-    """A cache of two planes (one layer's K and V) whose pages have ``page_bytes`` bytes."""
-    if page_bytes % RAW_BLOCK_SIZE == 0:
-        return KVLayout(
-            1, 1, head_dim=page_bytes // RAW_BLOCK_SIZE, dtype="uint8", block_size=RAW_BLOCK_SIZE
-        )
-    return KVLayout(1, 1, head_dim=page_bytes, dtype="uint8", block_size=1)
+def raw_layout(page_bytes: int, num_planes: int) -> KVLayout:
+    """A cache of ``num_planes`` planes whose pages have ``page_bytes`` bytes, a multiple of 16."""
+    return KVLayout(
+        num_planes,
+        1,
+        head_dim=page_bytes // RAW_BLOCK_SIZE,
+        dtype="uint8",
+        block_size=RAW_BLOCK_SIZE,
+        kv=KVKind.MLA,  # one plane a layer: a page is a page, neither of K nor of V
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cache_content import shape
 from peer_process import DEADLINE_S
-from transport_pairs import LinkPair, Pair
+from transport_pairs import LOOPBACK, SHM_SHARED, LinkPair, Pair
 
 from kvxfer.transport import Tuning
 
@@ -45,10 +45,9 @@ def test_what_is_signalled_is_visible(link_pair: LinkPair) -> None:
         race(pair, num_rounds=NUM_ROUNDS)
 
 
+@pytest.mark.parametrize("kind", [LOOPBACK, SHM_SHARED], indirect=True, ids=str)
 def test_what_is_signalled_after_streaming_stores_is_visible(link_pair: LinkPair) -> None:
     with link_pair(RACED) as pair:
-        if pair.kind.memory == "private" and pair.kind.in_two_processes:
-            pytest.skip("cross-memory attach has no streaming engine")
         race(pair, num_rounds=NUM_ROUNDS, engine="streaming")
 
 

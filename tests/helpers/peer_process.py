@@ -111,7 +111,10 @@ class ChildProcess(RemotePeer):
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, str(_CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # what could not be written to a dead child must not fail its close
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -168,7 +171,6 @@ class ChildProcess(RemotePeer):
         line = json.dumps({"call": name, "args": args}).encode() + b"\n"
         assert len(line) < select.PIPE_BUF, f"{len(line)} bytes of arguments"
         self._input.write(line)
-        self._input.flush()
 
     def _result(self) -> Any:
         answer = self._read()

@@ -1,0 +1,216 @@
+"""One rank's cache: which arrays make one, where its planes lie, and what is refused why."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_arrays import CUDA, FakeTensor, aligned
+
+from kvxfer.errors import InvalidUsage, RegistrationError
+from kvxfer.layout import KVLayout
+from kvxfer.memory import KVCache, register, shared_empty
+
+NUM_BLOCKS = 6
+ADDRESS = 0x7D00_0000_0000
+
+
+def layout(kv: str = "split", *, num_layers: int = 3) -> KVLayout:
+    """Pages of 64 bytes (packed: 128), 4 tokens a block."""
+    return KVLayout(num_layers, 1, head_dim=8, dtype="float16", block_size=4, kv=kv)
+
+
+def arrays(num_arrays: int, num_bytes: int) -> list[Any]:
+    return [aligned(num_bytes) for _ in range(num_arrays)]
+
+
+@pytest.mark.parametrize(
+    ("kv", "num_planes", "groupings"),
+    [("split", 6, (1, 3, 6)), ("packed", 3, (1, 3)), ("mla", 3, (1, 3))],
+)
+def test_every_grouping_puts_the_planes_in_layer_order(
+    kv: str, num_planes: int, groupings: tuple[int, ...]
+) -> None:
+    page = 128 if kv == "packed" else 64
+    for num_arrays in groupings:
+        per_array = num_planes // num_arrays
+        made = [aligned(per_array * NUM_BLOCKS * page) for _ in range(num_arrays)]
+        with KVCache(layout(kv), made) as cache:
+            assert cache.num_blocks == NUM_BLOCKS
+            assert cache.view.block_stride_bytes == page
+            # Each plane as numpy finds it in the array that holds it.
+            expected = [
+                part.ctypes.data
+                for array in made
+                for part in array.reshape(per_array, NUM_BLOCKS, page)
+            ]
+            assert cache.view.plane_addresses.tolist() == expected
+            assert cache.planes == [
+                (index, plane * NUM_BLOCKS * page)
+                for index in range(num_arrays)
+                for plane in range(per_array)
+            ]
+            assert [item.buffer.num_bytes for item in cache.registrations] == [
+                array.nbytes for array in made
+            ]
+
+
+@pytest.mark.parametrize("wrap", [lambda array: array, lambda array: [array], lambda a: (a,)])
+def test_one_array_may_come_alone_or_in_a_sequence(wrap: Any) -> None:
+    array = aligned(6 * NUM_BLOCKS * 64)
+    with KVCache(layout(), wrap(array)) as cache:
+        assert cache.num_blocks == NUM_BLOCKS
+
+
+def test_shaped_arrays_of_an_engine_are_planes() -> None:
+    made = [np.zeros((2, NUM_BLOCKS, 4, 1, 8), np.float16) for _ in range(3)]
+    with KVCache(layout(), made) as cache:
+        for layer, array in enumerate(made):
+            key, value = cache.view.plane_addresses[2 * layer : 2 * layer + 2]
+            assert (key, value) == (array[0].ctypes.data, array[1].ctypes.data)
+
+
+def test_one_layer_of_split_planes_is_one_array_or_two() -> None:
+    one_layer = layout(num_layers=1)
+    for made in (arrays(1, 2 * NUM_BLOCKS * 64), arrays(2, NUM_BLOCKS * 64)):
+        with KVCache(one_layer, made) as cache:
+            assert (cache.num_blocks, len(cache.planes)) == (NUM_BLOCKS, 2)
+    with pytest.raises(InvalidUsage, match="3 arrays for 1 layers of 2 planes; pass 1, 2"):
+        KVCache(one_layer, arrays(3, NUM_BLOCKS * 64))
+
+
+def test_a_segment_may_hold_the_cache() -> None:
+    with KVCache(layout(), shared_empty((6, NUM_BLOCKS, 64))) as cache:
+        assert cache.num_blocks == NUM_BLOCKS
+        assert cache.device == -1
+
+
+def test_a_cache_of_more_than_4_gib_is_not_cut() -> None:
+    big = KVLayout(4, 8, head_dim=128, dtype="bfloat16", block_size=16)
+    num_blocks = 80_000
+    tensors = [FakeTensor(ADDRESS + (index << 36), (2 * num_blocks, 16384)) for index in range(4)]
+    with KVCache(big, tensors) as cache:
+        assert cache.num_blocks == num_blocks
+        last = int(cache.view.plane_addresses[7])
+        assert last == ADDRESS + (3 << 36) + num_blocks * 32768
+
+
+@pytest.mark.parametrize("num_arrays", [0, 2, 4, 5, 7])
+def test_another_number_of_arrays_is_refused(num_arrays: int) -> None:
+    message = (
+        f"{num_arrays} arrays for 3 layers of 6 planes; pass 1, 3, 6 (whole model, one a layer, "
+        "one a plane)"
+    )
+    with pytest.raises(InvalidUsage, match=re.escape(message)):
+        KVCache(layout(), arrays(num_arrays, 6 * NUM_BLOCKS * 64))
+
+
+@pytest.mark.parametrize(("num_bytes", "num_arrays"), [(63, 6), (65, 6), (64 * 7, 3), (383, 1)])
+def test_parts_of_a_page_are_refused(num_bytes: int, num_arrays: int) -> None:
+    planes = 6 // num_arrays
+    message = (
+        f"an array of {num_bytes} bytes is not {planes} planes of whole pages; make it a multiple "
+        f"of {planes * 64} bytes (64 a page)"
+    )
+    with pytest.raises(InvalidUsage, match=re.escape(message)):
+        KVCache(layout(), arrays(num_arrays, num_bytes))
+
+
+def test_arrays_of_unequal_size_are_refused() -> None:
+    made = [*arrays(2, 2 * NUM_BLOCKS * 64), aligned(2 * (NUM_BLOCKS + 1) * 64)]
+    with pytest.raises(InvalidUsage) as caught:
+        KVCache(layout(), made)
+    for part in ("array 2 has 896 bytes, array 0 has 768", "the same number of blocks"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("shift", [1, 2, 4, 8])
+def test_a_misaligned_array_is_refused(shift: int) -> None:
+    made = [*arrays(2, 2 * NUM_BLOCKS * 64), aligned(2 * NUM_BLOCKS * 64, shift=shift)]
+    with pytest.raises(InvalidUsage) as caught:
+        KVCache(layout(), made)
+    for part in (f"array 2 starts at {made[2].ctypes.data:#x}", "not a multiple of 16", "aligned"):
+        assert part in str(caught.value)
+
+
+def test_a_multiple_of_16_is_aligned_enough() -> None:
+    with KVCache(layout(), aligned(6 * NUM_BLOCKS * 64, shift=16)):
+        pass
+
+
+def test_arrays_on_several_devices_are_refused() -> None:
+    host = [FakeTensor(ADDRESS + (index << 20), (2, NUM_BLOCKS, 32)) for index in range(2)]
+    gpu = [
+        FakeTensor(ADDRESS + (index << 20), (2, NUM_BLOCKS, 32), device=(CUDA, index))
+        for index in range(3)
+    ]
+    with pytest.raises(InvalidUsage, match="array 2 is on device 2, array 0 on host -1; keep one"):
+        KVCache(layout(), [*host, gpu[2]])
+    with pytest.raises(InvalidUsage, match="array 1 is on device 1, array 0 on device 0; keep one"):
+        KVCache(layout(), gpu)
+
+
+def test_one_array_for_two_layers_is_refused() -> None:
+    # Shared registrations must not make two planes of one memory.
+    first, second = arrays(2, 2 * NUM_BLOCKS * 64)
+    for repeated in (first, first[:]):
+        with pytest.raises(InvalidUsage) as caught:
+            KVCache(layout(), [first, second, repeated])
+        start = f"{first.ctypes.data:#x}"
+        for part in (f"arrays 0 and 2 both start at {start}", "memory of its own"):
+            assert part in str(caught.value)
+
+
+def test_arrays_that_overlap_are_refused_and_leave_nothing_registered() -> None:
+    whole = aligned(4 * 2 * NUM_BLOCKS * 64)
+    size = 2 * NUM_BLOCKS * 64
+    parts = [whole[:size], whole[size : 2 * size], whole[2 * size - 64 : 3 * size - 64]]
+    with pytest.raises(RegistrationError, match="overlaps the registered"):
+        KVCache(layout(), parts)
+    register(whole).close()
+
+
+def test_what_is_no_array_is_refused_and_leaves_nothing_registered() -> None:
+    made = arrays(2, 2 * NUM_BLOCKS * 64)
+    with pytest.raises(InvalidUsage, match=r"builtins\.str is not an array"):
+        KVCache(layout(), [*made, "array"])
+    with pytest.raises(InvalidUsage, match="not contiguous"):
+        KVCache(layout(), [*made, aligned(4 * NUM_BLOCKS * 64)[::2]])
+    with pytest.raises(InvalidUsage, match="is empty"):
+        KVCache(layout(), [*made, np.zeros(0, np.uint8)])
+    for array in made:
+        # Another size at the same address: refused while anything of it is registered.
+        register(array[:64]).close()
+
+
+def test_a_closed_cache_is_dead_and_frees_its_arrays() -> None:
+    made = arrays(3, 2 * NUM_BLOCKS * 64)
+    cache = KVCache(layout(), made)
+    cache.require_live()
+    cache.close()
+    cache.close()
+    with pytest.raises(RegistrationError, match="is no longer registered"):
+        cache.require_live()
+    with KVCache(layout(), made) as again:
+        again.require_live()
+
+
+def test_two_caches_may_share_memory_until_both_are_closed() -> None:
+    array = aligned(6 * NUM_BLOCKS * 64)
+    first, second = KVCache(layout(), array), KVCache(layout(), array)
+    first.close()
+    second.require_live()
+    with pytest.raises(RegistrationError, match="overlaps"):
+        register(array[:64])
+    second.close()
+    register(array[:64]).close()
+
+
+def test_whoever_asked_is_told_once_that_the_cache_closes() -> None:
+    told = []
+    cache = KVCache(layout(), aligned(6 * NUM_BLOCKS * 64))
+    # Told while the memory is still registered: nobody else can have it yet.
+    cache.on_close(lambda: told.append(cache.registrations[0].closed))
+    cache.close()
+    cache.close()
+    assert told == [False]
