@@ -1,11 +1,12 @@
 """Sizes and rates as people write them. GB = 1e9 bytes, GiB = 2**30 bytes."""
 
 import re
+from fractions import Fraction
 
 from kvxfer.errors import InvalidUsage
 
 _FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)(?:i?b)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmg]?)(?:i?b)?", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
@@ -17,9 +18,9 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise InvalidUsage(f"{text!r} is not a size; write bytes or 4k, 16k, 1m, 2g")
-    value = float(match[1]) * _FACTORS[match[2].lower()]
-    if value < 1 or value != int(value):
-        raise InvalidUsage(f"{text!r} is {value} bytes; use a whole number above zero")
+    value = Fraction(match[1]) * _FACTORS[match[2].lower()]
+    if value < 1 or value.denominator != 1:
+        raise InvalidUsage(f"{text!r} is {float(value):g} bytes; use a whole number above zero")
     return int(value)
 
 

@@ -33,6 +33,7 @@ void register_devices(py::module_& module) {
   module.def("can_access_peer", &can_access_peer, py::arg("from_device"), py::arg("to_device"),
              ReleaseGil());
   module.def("pointer_info", &pointer_info, py::arg("address"), ReleaseGil());
+  module.def("buffer_id", &buffer_id, py::arg("address"));
   py::class_<DeviceBuffer>(module, "DeviceBuffer", "Device memory from cudaMalloc.")
       .def(py::init<int, std::uint64_t>(), py::arg("device"), py::arg("num_bytes"), ReleaseGil())
       .def_property_readonly("device", &DeviceBuffer::device)

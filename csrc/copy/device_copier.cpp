@@ -24,17 +24,18 @@ constexpr int kBulkMajor = 9;  // the compute capability that brought bulk-async
 constexpr std::uint32_t kBulkAlignment = 16;
 constexpr std::uint32_t kLoadStorePieceBytes = 16 << 10;
 constexpr int kLoadStoreWarps = 32;
-constexpr std::size_t kSharedBytes = 224
-                                     << 10;  // of 227 KiB a block may ask for on sm_90 and sm_100
+constexpr std::size_t kBarrierSlack = 128;  // the barriers' area is rounded up to this
+constexpr int kSharedBytes = 224 << 10;     // of 227 KiB a block may ask for on sm_90 and sm_100
 constexpr double kQueueTimeoutS = 10;
 constexpr double kHealthPeriodS = 0.002;
 
 // Where the copy engine overtakes the kernel, measured on two H200s with runs of one size.
-constexpr std::uint64_t kDmaRunBytes = 4ull << 20;
+constexpr std::uint64_t kDmaRunBytes = 32ull << 20;
 constexpr std::uint64_t kMaxDmaRuns = 512;
 
-// Eight warps of three slots: measured best on H200s at every page size from 2 KiB on.
-BulkShape best_shape(std::uint64_t) { return {8, 3, 8192, 1}; }
+// Measured best on H200s with 4 to 16 SMs at every page size from 2 KiB on; with all SMs the shapes
+// do not differ.
+constexpr BulkShape kBestShape{16, 3, 4096, 1};
 
 /// A stretch of blocks that lie one behind the other on both sides.
 struct Run {
@@ -71,27 +72,24 @@ std::uint32_t common_word_bytes(const CopyPlan& plan) {
   return static_cast<std::uint32_t>(bits & (~bits + 1));
 }
 
-/// What one transfer in flight needs: its tables on both sides of the bus, and the events that say
-/// when they may be used again.
+/// What one transfer in flight needs: its tables on both sides of the bus. Its flag says when they
+/// may be used again, since the kernel raises it after it has read them.
 struct Flight {
   void* pinned = nullptr;
   void* device = nullptr;
   std::size_t capacity_bytes = 0;
   std::uint32_t* arrivals = nullptr;
   cudaEvent_t ordered = nullptr;
-  cudaEvent_t done = nullptr;
-  bool used = false;
+  CompletionTarget target{};  // sequence 0: never used
 
   void release() noexcept {
     if (ordered != nullptr) (void)cudaEventDestroy(ordered);
-    if (done != nullptr) (void)cudaEventDestroy(done);
     (void)cudaFreeHost(pinned);
     (void)cudaFree(device);
   }
   void create(std::uint32_t* counter) {
     arrivals = counter;
     KVXFER_CUDA_CHECK(cudaEventCreateWithFlags(&ordered, cudaEventDisableTiming));
-    KVXFER_CUDA_CHECK(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
   }
   void reserve(std::size_t num_bytes) {
     if (num_bytes <= capacity_bytes) return;
@@ -152,6 +150,7 @@ struct DeviceCopier::State {
     int highest = 0;
     KVXFER_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     KVXFER_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest));
+    if (compute_major >= kBulkMajor) prepare_bulk_copy(kSharedBytes);
     void* host = reinterpret_cast<void*>(board_address);
     KVXFER_CUDA_CHECK(cudaHostRegister(host, board.num_slots() * CompletionBoard::kSlotBytes,
                                        cudaHostRegisterMapped | cudaHostRegisterPortable));
@@ -181,25 +180,33 @@ struct DeviceCopier::State {
     (void)cudaSetDevice(previous);
   }
 
-  Flight& take_flight() {
+  Flight& take_flight(CompletionTarget target) {
     Flight& flight = flights[next_flight];
-    if (flight.used) {
-      const auto deadline = Clock::now() + std::chrono::duration<double>(kQueueTimeoutS);
-      cudaError_t status = cudaEventQuery(flight.done);
-      while (status == cudaErrorNotReady && Clock::now() < deadline) {
-        std::this_thread::yield();
-        status = cudaEventQuery(flight.done);
-      }
-      if (status == cudaErrorNotReady) {
-        throw Error(ErrorKind::kTransferTimeout,
-                    std::to_string(kMaxInFlight) + " transfers are in flight and none ended in " +
-                        std::to_string(static_cast<int>(kQueueTimeoutS)) +
-                        " s; wait for earlier ones first");
-      }
-      KVXFER_CUDA_CHECK(status);
+    if (flight.target.sequence != 0 && !wait(flight.target, kQueueTimeoutS)) {
+      throw Error(ErrorKind::kTransferTimeout,
+                  std::to_string(kMaxInFlight) + " transfers are in flight and none ended in " +
+                      std::to_string(static_cast<int>(kQueueTimeoutS)) +
+                      " s; wait for earlier ones first");
     }
     next_flight = (next_flight + 1) % kMaxInFlight;
+    flight.target = target;
     return flight;
+  }
+
+  bool wait(CompletionTarget target, double timeout_s) const {
+    const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+    while (true) {
+      const double left_s = std::chrono::duration<double>(deadline - Clock::now()).count();
+      if (board.wait(target.slot, target.sequence, std::min(left_s, kHealthPeriodS))) return true;
+      const cudaError_t status = cudaStreamQuery(stream);
+      if (status != cudaSuccess && status != cudaErrorNotReady) {
+        throw Error(ErrorKind::kCuda,
+                    std::string("the GPU failed during a transfer: ") + cudaGetErrorString(status) +
+                        "; this process must end",
+                    static_cast<int>(status));
+      }
+      if (left_s <= kHealthPeriodS) return false;
+    }
   }
 
   void upload_tables(const CopyPlan& plan, Flight& flight, KernelArgs& args) const {
@@ -222,8 +229,7 @@ struct DeviceCopier::State {
       launch_load_store_copy(args, blocks_for(args, sm_budget, kLoadStoreWarps), stream);
       return;
     }
-    const BulkShape shape =
-        forced_shape.num_warps != 0 ? forced_shape : best_shape(args.page_bytes);
+    const BulkShape shape = forced_shape.num_warps != 0 ? forced_shape : kBestShape;
     const auto slot_bytes = static_cast<std::uint32_t>(shape.slot_bytes);
     cut_pieces(args, slot_bytes, slot_bytes);
     launch_bulk_copy(args, {blocks_for(args, sm_budget, shape.num_warps), shape}, stream);
@@ -281,7 +287,7 @@ void check_shape(const BulkShape& shape) {
                     shape.store_depth <= 4 && shape.store_depth < shape.num_stages;
   const std::size_t bytes = static_cast<std::size_t>(shape.num_warps) * shape.num_stages *
                             (static_cast<std::size_t>(shape.slot_bytes) + 8);
-  KVXFER_REQUIRE(sane && bytes <= kSharedBytes,
+  KVXFER_REQUIRE(sane && bytes + kBarrierSlack <= kSharedBytes,
                  "a bulk shape of " + std::to_string(shape.num_warps) + " warps x " +
                      std::to_string(shape.num_stages) + " slots x " +
                      std::to_string(shape.slot_bytes) + " bytes, depth " +
@@ -339,7 +345,7 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
   const CopyEngine engine =
       choose_engine(options.engine, plan, state.compute_major, args.word_bytes, runs.size());
 
-  Flight& flight = state.take_flight();
+  Flight& flight = state.take_flight(target);
   args.arrivals = flight.arrivals;
   if (ordered) {
     KVXFER_CUDA_CHECK(
@@ -353,27 +359,11 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
     state.upload_tables(plan, flight, args);
     state.launch(args, engine, num_sms);
   }
-  KVXFER_CUDA_CHECK(cudaEventRecord(flight.done, state.stream));
-  flight.used = true;
   return engine;
 }
 
 bool DeviceCopier::wait(CompletionTarget target, double timeout_s) {
-  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
-  while (true) {
-    const double left_s = std::chrono::duration<double>(deadline - Clock::now()).count();
-    if (state_->board.wait(target.slot, target.sequence, std::min(left_s, kHealthPeriodS))) {
-      return true;
-    }
-    const cudaError_t status = cudaStreamQuery(state_->stream);
-    if (status != cudaSuccess && status != cudaErrorNotReady) {
-      throw Error(ErrorKind::kCuda,
-                  std::string("the GPU failed during a transfer: ") + cudaGetErrorString(status) +
-                      "; this process must end",
-                  static_cast<int>(status));
-    }
-    if (left_s <= kHealthPeriodS) return false;
-  }
+  return state_->wait(target, timeout_s);
 }
 
 void DeviceCopier::set_bulk_shape(const BulkShape& shape) {

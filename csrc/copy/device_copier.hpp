@@ -59,7 +59,8 @@ class DeviceCopier {
   DeviceCopier(const DeviceCopier&) = delete;
   DeviceCopier& operator=(const DeviceCopier&) = delete;
 
-  /// Queues `plan` and returns what will carry it. The plan's tables are read before this returns.
+  /// Queues `plan` and returns what will carry it. Sequences of a slot start at 1 and grow.
+  /// The plan's tables are read before this returns.
   /// With `ordered`, source and destination are touched only after all work queued so far on
   /// `after_stream` (a cudaStream_t of this device; 0 is the default stream).
   CopyEngine post(const CopyPlan& plan, const DeviceCopyOptions& options, CompletionTarget target,

@@ -271,15 +271,21 @@ __global__ void signal_kernel(const __grid_constant__ KernelArgs args) {
 template <int kStoreDepth>
 void launch_bulk(const KernelArgs& args, const BulkLaunch& launch, std::size_t shared_bytes,
                  cudaStream_t stream) {
-  const auto kernel = bulk_copy_kernel<kStoreDepth>;
-  KVXFER_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         static_cast<int>(shared_bytes)));
-  kernel<<<launch.num_blocks, launch.shape.num_warps * kLanes, shared_bytes, stream>>>(
-      args, launch.shape);
+  bulk_copy_kernel<kStoreDepth>
+      <<<launch.num_blocks, launch.shape.num_warps * kLanes, shared_bytes, stream>>>(args,
+                                                                                     launch.shape);
   KVXFER_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace
+
+void prepare_bulk_copy(int shared_bytes) {
+  for (const auto kernel :
+       {bulk_copy_kernel<1>, bulk_copy_kernel<2>, bulk_copy_kernel<3>, bulk_copy_kernel<4>}) {
+    KVXFER_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  }
+}
 
 void launch_bulk_copy(const KernelArgs& args, const BulkLaunch& launch, void* stream) {
   const BulkShape& shape = launch.shape;

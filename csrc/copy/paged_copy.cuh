@@ -36,7 +36,10 @@ struct BulkLaunch {
   BulkShape shape;
 };
 
-/// `stream` is a cudaStream_t. Both throw Error(kCuda) where the launch fails.
+/// Lets the bulk kernel of the current device use up to `shared_bytes` a block; once, before
+/// launches.
+void prepare_bulk_copy(int shared_bytes);
+/// `stream` is a cudaStream_t. Launches throw Error(kCuda) where the launch fails.
 void launch_bulk_copy(const KernelArgs& args, const BulkLaunch& launch, void* stream);
 void launch_load_store_copy(const KernelArgs& args, int num_blocks, void* stream);
 /// Signals from one thread: the end of a chain of copy-engine copies.

@@ -33,14 +33,18 @@ class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
     check_cuda(cudaGetDevice(&previous_), "cudaGetDevice", __FILE__, __LINE__);
-    check_cuda(cudaSetDevice(device), "cudaSetDevice", __FILE__, __LINE__);
+    changed_ = previous_ != device;
+    if (changed_) check_cuda(cudaSetDevice(device), "cudaSetDevice", __FILE__, __LINE__);
   }
-  ~DeviceGuard() { (void)cudaSetDevice(previous_); }
+  ~DeviceGuard() {
+    if (changed_) (void)cudaSetDevice(previous_);
+  }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
   int previous_ = 0;
+  bool changed_ = false;
 };
 
 }  // namespace kvxfer

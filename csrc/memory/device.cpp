@@ -86,6 +86,10 @@ PointerInfo pointer_info(std::uint64_t address) {
   return info;
 }
 
+std::uint64_t buffer_id(std::uint64_t address) {
+  return pointer_attribute<unsigned long long>(CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
+}
+
 DeviceBuffer::DeviceBuffer(int device, std::uint64_t num_bytes)
     : device_(device), num_bytes_(num_bytes) {
   const DeviceGuard guard(device);

@@ -37,6 +37,9 @@ struct PointerInfo {
 /// Throws Error(kRegistration) where `address` is not live device memory.
 PointerInfo pointer_info(std::uint64_t address);
 
+/// PointerInfo::buffer_id alone, for checks on the way of a transfer.
+std::uint64_t buffer_id(std::uint64_t address);
+
 /// Device memory from cudaMalloc, freed at the end of its life.
 class DeviceBuffer {
  public:

@@ -21,6 +21,7 @@ std::string no_device_reason() { return kReason; }
 DeviceInfo device_info(int) { refuse(); }
 bool can_access_peer(int, int) { refuse(); }
 PointerInfo pointer_info(std::uint64_t) { refuse(); }
+std::uint64_t buffer_id(std::uint64_t) { refuse(); }
 
 DeviceBuffer::DeviceBuffer(int device, std::uint64_t num_bytes)
     : device_(device), num_bytes_(num_bytes) {

@@ -12,6 +12,7 @@ from kvxfer.errors import InvalidUsage
 from kvxfer.report.export import to_csv, to_json, to_markdown, write_file
 from kvxfer.report.sweep_table import print_report
 from kvxfer.sweep import SweepOptions, SweepRun
+from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS
 from kvxfer.sweep.compute import KINDS
 from kvxfer.units import parse_bytes
 
@@ -21,6 +22,7 @@ EXIT_NOT_AVAILABLE = 3
 EXIT_INTERRUPTED = 130
 # A pipe has no width of its own; rows stay whole there.
 _PIPE_COLUMNS = 160
+_SM_WORDS = {"auto": AUTO_SMS, "all": ALL_SMS}
 _QUICK_TOKENS = (512, 2048)
 _QUICK_ITERS = 5
 _Item = TypeVar("_Item")
@@ -156,8 +158,8 @@ def _one_of(name: str, allowed: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def _parse_sms(text: str) -> int:
-    if text in ("auto", "all"):
-        return 0
+    if text in _SM_WORDS:
+        return _SM_WORDS[text]
     return _positive("--sms")(text)
 
 

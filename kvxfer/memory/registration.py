@@ -73,7 +73,7 @@ def _live_buffer_id(buffer: Buffer) -> int:
     """CUDA's id of the allocation, unique for the life of the process; 0 for host memory."""
     if buffer.kind is MemoryKind.HOST:
         return 0
-    return _core.pointer_info(buffer.address).buffer_id
+    return _core.buffer_id(buffer.address)
 
 
 class Registration:

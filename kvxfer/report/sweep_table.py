@@ -51,7 +51,7 @@ def row_of(result: SweepResult) -> tuple[str, ...]:
 
 
 def _sms(result: SweepResult) -> str:
-    return f"{result.sm_count} SMs" if result.sm_count else "all SMs"
+    return f"{result.sm_count} SMs"
 
 
 def print_report(report: SweepReport, console: Console) -> None:

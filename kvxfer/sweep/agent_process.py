@@ -8,10 +8,14 @@ import logging
 import selectors
 import subprocess
 import sys
+import threading
 import time
 from types import TracebackType
+from typing import Any
 
-from kvxfer.errors import NotAvailable, PeerLost
+import msgspec
+
+from kvxfer.errors import KvxferError, NotAvailable, PeerLost
 from kvxfer.sweep.agent import RemoteAgent
 
 _START_S = 60.0
@@ -20,7 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class AgentProcess:
-    """A running child and the agent in it. A context manager."""
+    """A running child and the agent in it, which this object passes messages to.
+
+    A context manager.
+    """
 
     def __init__(self) -> None:
         """Start the child and wait for its address.
@@ -33,11 +40,28 @@ class AgentProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # Ctrl-C reaches this process alone, which decides when the child may go.
+            start_new_session=True,
         )
         try:
-            self.agent = RemoteAgent(self._read_address())
+            self._agent = RemoteAgent(self._read_address())
         except BaseException:
             self.close()
+            raise
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def call(self, message: msgspec.Struct) -> Any:
+        """Send a message to the agent and wait for its reply.
+
+        Raises:
+            PeerLost: the child ended.
+            KvxferError: what the agent raised.
+        """
+        try:
+            return self._agent.call(message)
+        except KvxferError:
+            self.require_alive()
             raise
 
     def require_alive(self) -> None:
@@ -52,8 +76,8 @@ class AgentProcess:
 
     def close(self) -> None:
         """End the child: by closing its input, and after a second by killing it."""
-        if hasattr(self, "agent"):
-            self.agent.close()
+        if hasattr(self, "_agent"):
+            self._agent.close()
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -62,8 +86,17 @@ class AgentProcess:
             _log.warning("peer process %d did not end by itself; killed", self._process.pid)
             self._process.kill()
             self._process.wait()
+        if hasattr(self, "_watcher"):
+            self._watcher.join()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+    def _watch(self) -> None:
+        """End a call that waits for a child which is gone."""
+        if self._process.stdout is not None:
+            self._process.stdout.read()
+        self._process.wait()
+        self._agent.close()
 
     def __enter__(self) -> "AgentProcess":
         return self

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kvxfer.errors import InvalidUsage
 
-_FORM = re.compile(r"(shuffled|contiguous|fragmented):?(\d+)?")
+_FORM = re.compile(r"shuffled|contiguous|fragmented:([1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,13 @@ class BlockOrder:
             InvalidUsage: another word, or R missing, zero or where it has no meaning.
         """
         match = _FORM.fullmatch(text.strip().lower())
-        word, run = (match[1], match[2]) if match else ("", None)
-        if (word == "fragmented") != (run is not None) or not word or run == "0":
+        if match is None:
             raise InvalidUsage(
                 f"block order {text!r}; use shuffled, contiguous or fragmented:R (R ids in a run)"
             )
-        if word == "fragmented":
-            return cls(f"fragmented:{int(run or 0)}", int(run or 0))
-        return cls(word, 1 if word == "shuffled" else 0)
+        if match[1]:
+            return cls(match[0], int(match[1]))
+        return cls(match[0], 1 if match[0] == "shuffled" else 0)
 
     def draw(self, count: int, pool: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """``count`` different ids of a pool of ``pool`` blocks, int64 ``[count]``.

@@ -10,6 +10,9 @@ from kvxfer.transport import Op
 # Device memory is reached through one path; host memory of a peer through two.
 HOST_MEMORY = ("shared", "private")
 RAW_BLOCK_SIZE = 16
+# SM budgets that stand for a number of the GPU at hand.
+AUTO_SMS = 0
+ALL_SMS = -1
 # As many as a model of 32 layers has.
 _RAW_PLANES = 64
 _RAW_TOTAL_BYTES = {"host": 256 << 20, "device": 1 << 30}
@@ -55,7 +58,7 @@ class SweepCase:
         pool_blocks: blocks of each side's cache; more than the request, as in an engine.
         memory: the peer's memory: ``shared``, ``private`` or ``device``.
         op: put (the source runs the copy) or get (the destination runs it).
-        num_sms: SM budget; 0 = all of the GPU's. Meaningless on a CPU.
+        num_sms: SM budget; 0 on a CPU.
     """
 
     transport: str

@@ -13,16 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvxfer.errors import VerificationError
-from kvxfer.layout import CopyPlan
 from kvxfer.sweep.cases import SweepCase
 from kvxfer.sweep.compute import ComputeLoad
 from kvxfer.sweep.result import ComputeEffect, Latency, Median, Rate, SweepResult
-from kvxfer.sweep.rig import BlockTables, Rig
+from kvxfer.sweep.rig import TIMEOUT_S, BlockTables, Rig
 from kvxfer.sweep.stats import median, percentile
 from kvxfer.transport import Op, Tuning
 from kvxfer.units import gb_per_s
 
-_TIMEOUT_S = 60.0
 _ABOVE_LIMIT = 1.03
 _COMPUTE_ALONE_S = 0.5
 # Rounds by the size of a request: enough for a p99 where a round is short.
@@ -71,7 +69,7 @@ class Measurement:
         self._seed = seed
         self._rng = np.random.default_rng(seed)
         self._on_round = on_round
-        self._contiguous = contiguous_plan(case, rig)
+        self._contiguous = rig.contiguous_plan(case.total_bytes)
 
     def run(self, compute: tuple[str, str] | None = None) -> SweepResult:
         """Prove, then time.
@@ -101,17 +99,22 @@ class Measurement:
         self._seed += 1
         return self._seed
 
+    def _draw_tables(self) -> BlockTables:
+        draw = self._case.block_order.draw
+        count, pool = self._case.num_blocks, self._case.pool_blocks
+        return BlockTables(draw(count, pool, self._rng), draw(count, pool, self._rng))
+
     def _prove(self) -> None:
         poison = self._next_seed()
         seed = self._next_seed()
-        tables = self._rig.draw_tables(self._rng)
+        tables = self._draw_tables()
         self._rig.fill_source(seed)
         self._rig.fill_destination(poison)
         self._transfer(tables, _Samples())
         self._rig.require_delivered(seed, tables)
         self._rig.require_untouched(poison, tables)
         self._copy_contiguous(_Samples(), self._rig.peer.link.limit_tuning())
-        self._rig.require_prefix(seed)
+        self._rig.require_prefix(seed, self._case.total_bytes)
 
     def _rounds(self) -> _Samples:
         for _ in range(self._warmup):
@@ -125,7 +128,7 @@ class Measurement:
     def _round(self, samples: _Samples) -> None:
         self._copy_contiguous(samples, self._rig.peer.link.limit_tuning())
         seed = self._next_seed()
-        tables = self._rig.draw_tables(self._rng)
+        tables = self._draw_tables()
         self._rig.fill_source(seed, tables.source)
         self._transfer(tables, samples)
         self._rig.require_delivered(seed, tables)
@@ -135,12 +138,13 @@ class Measurement:
         put = op is Op.PUT
         local = tables.source if put else tables.destination
         remote = tables.destination if put else tables.source
+        self._rig.wake()
         start = time.perf_counter_ns()
         plan = peer.plan(op, local, remote)
         planned = time.perf_counter_ns()
         transfer = peer.link.post(plan, op, tuning=self._tuning)
         posted = time.perf_counter_ns()
-        transfer.wait(_TIMEOUT_S)
+        transfer.wait(TIMEOUT_S)
         done = time.perf_counter_ns()
         samples.plan_us.append((planned - start) / 1e3)
         samples.post_us.append((posted - planned) / 1e3)
@@ -148,8 +152,9 @@ class Measurement:
         samples.actual_path = transfer.actual_path
 
     def _copy_contiguous(self, samples: _Samples, tuning: Tuning) -> None:
+        self._rig.wake()
         start = time.perf_counter_ns()
-        self._rig.peer.link.post(self._contiguous, self._case.op, tuning=tuning).wait(_TIMEOUT_S)
+        self._rig.peer.link.post(self._contiguous, self._case.op, tuning=tuning).wait(TIMEOUT_S)
         samples.limit_us.append((time.perf_counter_ns() - start) / 1e3)
 
     def _rounds_beside(self, kind: str, side: str) -> tuple[_Samples, ComputeEffect]:
@@ -171,7 +176,7 @@ class Measurement:
 
     def _busy_rounds(self, limits: _Samples) -> _Samples:
         samples = _Samples(limit_us=limits.limit_us)
-        tables = self._rig.draw_tables(self._rng)
+        tables = self._draw_tables()
         seed = self._next_seed()
         self._rig.fill_source(seed, tables.source)
         deadline = time.monotonic() + _COMPUTE_ALONE_S
@@ -241,20 +246,6 @@ def _settle(load: ComputeLoad) -> float:
     alone_us = load.median_us()
     load.reset()
     return alone_us
-
-
-def contiguous_plan(case: SweepCase, rig: Rig) -> CopyPlan:
-    """One range of the request's size, from the start of the source's pool to the destination's."""
-    local, remote = rig.local.cache.view.plane_addresses[:1], rig.peer.view.plane_addresses[:1]
-    put = case.op is Op.PUT
-    zero = np.zeros(1, np.uint64)
-    return CopyPlan(
-        local if put else remote,
-        remote if put else local,
-        src_offsets=zero,
-        dst_offsets=zero,
-        page_bytes=case.total_bytes,
-    )
 
 
 def require_possible(result: SweepResult) -> None:

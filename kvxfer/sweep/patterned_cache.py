@@ -62,7 +62,14 @@ class PatternedCache:
         return self._check(self._tables(block_ids, source_ids), seed)
 
     def check_prefix(self, seed: int, num_bytes: int) -> _core.PatternMismatch:
-        """Compare the first ``num_bytes`` (whole pages) with those of a pool filled by ``seed``."""
+        """Compare the first ``num_bytes`` (whole pages) with those of a pool filled by ``seed``.
+
+        Raises:
+            InvalidUsage: more than the pool has.
+        """
+        pool_bytes = self.cache.num_blocks * self.cache.layout.block_bytes
+        if num_bytes > pool_bytes:
+            raise InvalidUsage(f"{num_bytes} bytes of a pool of {pool_bytes}")
         page_bytes = self.cache.layout.page_bytes
         keys = np.arange(num_bytes // page_bytes, dtype=np.uint64)
         tables = _core.PatternTables(
@@ -82,6 +89,13 @@ class PatternedCache:
         self, block_ids: NDArray[np.int64], key_ids: NDArray[np.int64]
     ) -> _core.PatternTables:
         view = self.cache.view
+        if block_ids.size != key_ids.size:
+            raise InvalidUsage(f"{block_ids.size} blocks, but {key_ids.size} of the source")
+        for ids in (block_ids, key_ids):
+            if ids.size and not 0 <= ids.min() <= ids.max() < view.num_blocks:
+                raise InvalidUsage(
+                    f"block ids {ids.min()} to {ids.max()}; the pool has 0 to {view.num_blocks - 1}"
+                )
         planes = np.arange(view.plane_addresses.size, dtype=np.uint64)
         return _core.PatternTables(
             view.plane_addresses,

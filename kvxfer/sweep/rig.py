@@ -1,4 +1,4 @@
-"""Both sides of one case: the local pool, the far agent's pool and the link between them."""
+"""Both sides of a transfer: the local pool, the far agent's pool and the link between them."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,15 +10,41 @@ from numpy.typing import NDArray
 
 from kvxfer import _core
 from kvxfer.errors import VerificationError
+from kvxfer.layout import CopyPlan, KVLayout
 from kvxfer.session import Endpoint, Peer
 from kvxfer.session.layouts import layout_spec
 from kvxfer.sweep import messages
 from kvxfer.sweep.agent import SweepAgent
-from kvxfer.sweep.cases import SweepCase
 from kvxfer.sweep.patterned_cache import PatternedCache, unlisted
 from kvxfer.transport import Op
 
+TIMEOUT_S = 60.0
+_WAKE_TRANSFERS = 3
 _Found: TypeAlias = messages.Checked | _core.PatternMismatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RigSpec:
+    """What to connect.
+
+    Attributes:
+        layout: one rank's cache, the same on both sides.
+        num_blocks: blocks of each side's pool.
+        transport: transport name.
+        memory: the peer's memory: ``shared``, ``private`` or ``device``. This side's is private, or
+            on a device too.
+        op: put (this process is the source) or get (it is the destination).
+        num_threads: threads of host copies, fills and checks, on either side.
+        devices: CUDA devices of source and destination; ignored for host memory.
+    """
+
+    layout: KVLayout
+    num_blocks: int
+    transport: str
+    memory: str
+    op: Op
+    num_threads: int
+    devices: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,70 +56,77 @@ class BlockTables:
 
 
 class Rig:
-    """A connected pair for one case. A context manager.
+    """A connected pair. A context manager.
 
     The side that runs the copy is this process: the source for put, the destination for get.
 
     Attributes:
+        spec: what was connected.
         peer: the link to the far side.
         local: this side's pool.
     """
 
-    def __init__(
-        self,
-        case: SweepCase,
-        agent: SweepAgent,
-        *,
-        num_threads: int,
-        devices: tuple[int, int],
-    ) -> None:
-        """Allocate both pools and connect them.
+    def __init__(self, spec: RigSpec, agent: SweepAgent) -> None:
+        """Allocate both pools, the far one through ``agent``, and connect them.
 
-        Args:
-            case: what to set up.
-            agent: the far side.
-            num_threads: threads of host copies, fills and checks, on either side.
-            devices: CUDA devices of source and destination; ignored for host memory.
+        Raises:
+            NotAvailable: the transport does not work here, or memory is short.
+            KvxferError: what else setting up raises on either side.
         """
-        self._case = case
+        self.spec = spec
         self._agent = agent
-        on_device = case.memory == "device"
-        put = case.op is Op.PUT
-        near, far = (devices if put else devices[::-1]) if on_device else (-1, -1)
+        on_device = spec.memory == "device"
+        put = spec.op is Op.PUT
+        near, far = (spec.devices if put else spec.devices[::-1]) if on_device else (-1, -1)
         prepare = messages.Prepare(
-            layout=layout_spec(case.layout),
-            num_blocks=case.pool_blocks,
-            memory=case.memory,
+            layout=layout_spec(spec.layout),
+            num_blocks=spec.num_blocks,
+            memory=spec.memory,
             device=far,
-            transport=case.transport,
-            num_threads=num_threads,
+            transport=spec.transport,
+            num_threads=spec.num_threads,
         )
         with ExitStack() as stack:
             stack.callback(agent.call, messages.Release())
             prepared = agent.call(prepare)
             self.local = PatternedCache(
-                case.layout,
-                case.pool_blocks,
+                spec.layout,
+                spec.num_blocks,
                 memory="device" if on_device else "private",
                 device=near,
-                num_threads=num_threads,
+                num_threads=spec.num_threads,
             )
             stack.callback(self.local.close)
             endpoint = stack.enter_context(
-                Endpoint(self.local.cache, transport=case.transport, num_threads=num_threads)
+                Endpoint(self.local.cache, transport=spec.transport, num_threads=spec.num_threads)
             )
             self.peer: Peer = stack.enter_context(endpoint.connect(prepared.addresses))
             self._stack = stack.pop_all()
 
-    def draw_tables(self, rng: np.random.Generator) -> BlockTables:
-        """Block tables for one request, in the case's order on both sides."""
-        draw = self._case.block_order.draw
-        count, pool = self._case.num_blocks, self._case.pool_blocks
-        return BlockTables(draw(count, pool, rng), draw(count, pool, rng))
+    def wake(self) -> None:
+        """Empty transfers, so that a round times a path in use, not one that has slept."""
+        nothing = self.peer.plan(self.spec.op, (), ())
+        for _ in range(_WAKE_TRANSFERS):
+            self.peer.link.post(nothing, self.spec.op).wait(TIMEOUT_S)
+
+    def contiguous_plan(self, num_bytes: int) -> CopyPlan:
+        """One range, from the start of the source's pool to the start of the destination's."""
+        local, remote = (
+            view.plane_addresses[:1] for view in (self.local.cache.view, self.peer.view)
+        )
+        put = self.spec.op is Op.PUT
+        zero = np.zeros(1, np.uint64)
+        return CopyPlan(
+            local if put else remote,
+            remote if put else local,
+            src_offsets=zero,
+            dst_offsets=zero,
+            page_bytes=num_bytes,
+        )
 
     def fill_source(self, seed: int, block_ids: NDArray[np.int64] | None = None) -> None:
         """Write the pattern of ``seed`` on the source; None = all blocks."""
-        if self._case.op is Op.PUT:
+        if self.spec.op is Op.PUT:
             self.local.fill(seed, block_ids)
         else:
             ids = [] if block_ids is None else block_ids.tolist()
@@ -101,7 +134,7 @@ class Rig:
 
     def fill_destination(self, seed: int) -> None:
         """Overwrite the whole destination pool."""
-        if self._case.op is Op.PUT:
+        if self.spec.op is Op.PUT:
             self._agent.call(messages.Fill(seed=seed))
         else:
             self.local.fill(seed)
@@ -120,18 +153,21 @@ class Rig:
         Raises:
             VerificationError: a byte was overwritten.
         """
-        others = unlisted(tables.destination, self._case.pool_blocks)
+        others = unlisted(tables.destination, self.spec.num_blocks)
         self._require_equal(seed, others, others, "blocks outside the request")
 
-    def require_prefix(self, seed: int) -> None:
-        """Check the bytes of the contiguous copy on the destination."""
-        if self._case.op is Op.PUT:
-            found = self._agent.call(
-                messages.CheckPrefix(seed=seed, num_bytes=self._case.total_bytes)
-            )
+    def require_prefix(self, seed: int, num_bytes: int) -> None:
+        """Check the whole pages among ``num_bytes`` of a contiguous copy on the destination.
+
+        Raises:
+            VerificationError: a byte differs.
+        """
+        if self.spec.op is Op.PUT:
+            found = self._agent.call(messages.CheckPrefix(seed=seed, num_bytes=num_bytes))
         else:
-            found = self.local.check_prefix(seed, self._case.total_bytes)
-        self._judge(found, "the contiguous copy")
+            found = self.local.check_prefix(seed, num_bytes)
+        num_pages = num_bytes // self.spec.layout.page_bytes
+        self._judge(found, "the contiguous copy", num_pages)
 
     def start_compute(self, kind: str) -> None:
         """Start a compute load on the far side's GPU."""
@@ -160,7 +196,7 @@ class Rig:
     def _require_equal(
         self, seed: int, block_ids: NDArray[np.int64], source_ids: NDArray[np.int64], what: str
     ) -> None:
-        if self._case.op is Op.PUT:
+        if self.spec.op is Op.PUT:
             found = self._agent.call(
                 messages.Check(
                     seed=seed, block_ids=block_ids.tolist(), source_ids=source_ids.tolist()
@@ -168,9 +204,16 @@ class Rig:
             )
         else:
             found = self.local.check(seed, block_ids, source_ids)
-        self._judge(found, what, block_ids)
+        num_pages = block_ids.size * self.spec.layout.num_planes
+        self._judge(found, what, num_pages, block_ids)
 
-    def _judge(self, found: _Found, what: str, block_ids: NDArray[np.int64] | None = None) -> None:
+    def _judge(
+        self,
+        found: _Found,
+        what: str,
+        num_pages: int,
+        block_ids: NDArray[np.int64] | None = None,
+    ) -> None:
         wrong = found.num_wrong_words
         if wrong == 0:
             return
@@ -179,7 +222,8 @@ class Rig:
         if block_ids is not None:
             plane, index = divmod(page, block_ids.size)
             where = f"plane {plane}, block {block_ids[index]}"
+        num_words = num_pages * self.spec.layout.page_bytes // 8
         raise VerificationError(
-            f"{what}: {wrong} of {self._case.total_bytes // 8} 8-byte words are wrong at the "
-            f"destination, the first in {where}"
+            f"{what}: {wrong} of {num_words} 8-byte words are wrong at the destination, the first "
+            f"in {where}"
         )

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 
 from kvxfer import _core
@@ -10,12 +11,13 @@ from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, VerificationE
 from kvxfer.memory import MemoryKind
 from kvxfer.sweep.agent import Agent, SweepAgent
 from kvxfer.sweep.agent_process import AgentProcess
-from kvxfer.sweep.cases import SweepCase, SweepOptions, expand_cases
+from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS, SweepCase, SweepOptions, expand_cases
 from kvxfer.sweep.environment import environment
 from kvxfer.sweep.measure import Measurement, default_iters
 from kvxfer.sweep.result import SCHEMA, Skipped, SweepReport, SweepResult
-from kvxfer.sweep.rig import Rig
+from kvxfer.sweep.rig import Rig, RigSpec
 from kvxfer.transport import Tuning, create_transport
+from kvxfer.transport.device_copy import DEFAULT_NUM_SMS
 from kvxfer.transport.host_copy import default_num_threads
 
 _log = logging.getLogger(__name__)
@@ -38,8 +40,11 @@ class SweepRun:
         """
         self._options = options
         self._transport = _resolve_transport(options.transport)
+        self._devices = (-1, -1)
+        if self._transport == "nvlink":
+            self._devices = _devices(options)
+            options = replace(options, sms=_resolve_sms(options, self._devices))
         self.cases = expand_cases(options, transport=self._transport)
-        self._devices = _devices(options) if self._transport == "nvlink" else (-1, -1)
         self._num_threads = options.num_threads or default_num_threads()
         self.report = SweepReport(schema=SCHEMA, environment=environment(), results=[])
         self._stack = ExitStack()
@@ -101,7 +106,16 @@ class SweepRun:
 
     def _measure(self, case: SweepCase, on_round: Callable[[], None]) -> SweepResult:
         options = self._options
-        with Rig(case, self._agent, num_threads=self._num_threads, devices=self._devices) as rig:
+        spec = RigSpec(
+            layout=case.layout,
+            num_blocks=case.pool_blocks,
+            transport=case.transport,
+            memory=case.memory,
+            op=case.op,
+            num_threads=self._num_threads,
+            devices=self._devices,
+        )
+        with Rig(spec, self._agent) as rig:
             result = Measurement(
                 case,
                 rig,
@@ -130,6 +144,15 @@ def _resolve_transport(name: str) -> str:
         return create_transport(name, memory=memory).name
     has_gpu = _core.device_count() > 0
     return create_transport("auto", memory=MemoryKind.DEVICE if has_gpu else MemoryKind.HOST).name
+
+
+def _resolve_sms(options: SweepOptions, devices: tuple[int, int]) -> tuple[int, ...]:
+    available = min(_core.device_info(device).num_sms for device in devices)
+    budgets = {AUTO_SMS: DEFAULT_NUM_SMS, ALL_SMS: available}
+    wanted = tuple(budgets.get(count, count) for count in options.sms)
+    if max(wanted) > available:
+        raise InvalidUsage(f"{max(wanted)} SMs; these GPUs have {available}")
+    return wanted
 
 
 def _devices(options: SweepOptions) -> tuple[int, int]:

@@ -61,7 +61,7 @@ class Tuning:
     Attributes:
         engine: ``auto`` or one of the transport's own (``memcpy``, ``streaming``, ``bulk``,
             ``load_store``, ``dma``).
-        num_sms: GPU thread blocks, one an SM; 0 = the transport's default.
+        num_sms: GPU thread blocks, one an SM; 0 = the measured best.
     """
 
     engine: str = "auto"

@@ -19,6 +19,10 @@ ENGINES = {
     "load_store": _core.CopyEngine.LOAD_STORE,
     "dma": _core.CopyEngine.DMA,
 }
+# Eight SMs already carry 0.88 (put) to 0.92 (get) of an NVLink's rate on H200s and leave the rest of
+# the GPU to the engine; all 132 add a few per cent.
+DEFAULT_NUM_SMS = 8
+
 _ENGINE_TEXT = {
     _core.CopyEngine.BULK: "bulk kernel",
     _core.CopyEngine.LOAD_STORE: "load/store kernel",
@@ -86,7 +90,7 @@ class DeviceLink(Link):
                 plan_tables(plan),
                 self._slot.slot,
                 sequence,
-                num_sms=tuning.num_sms,
+                num_sms=tuning.num_sms or DEFAULT_NUM_SMS,
                 engine=engine,
                 ordered=after_stream is not None,
                 after_stream=after_stream or 0,
