@@ -7,7 +7,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['ArrayInfo', 'BuildInfo', 'CompletionBoard', 'CopyEngine', 'CopyFault', 'DeviceBuffer', 'DeviceCopier', 'DeviceInfo', 'IpcExport', 'IpcMapping', 'PatternMismatch', 'PatternTables', 'PlanTables', 'PointerInfo', 'ProcessIdentity', 'SharedSegment', 'WorkerPool', 'buffer_id', 'build_info', 'can_access_peer', 'device_count', 'device_info', 'no_device_reason', 'paged_copy_host', 'paged_copy_process_vm', 'pattern_check_device', 'pattern_check_host', 'pattern_fill_device', 'pattern_fill_host', 'pointer_info', 'process_identity', 'read_dlpack', 'require_same_process', 'stream_wait_flag']
+__all__: list[str] = ['ArrayInfo', 'BuildInfo', 'CompletionBoard', 'CopyEngine', 'CopyFault', 'DeviceBuffer', 'DeviceCopier', 'DeviceInfo', 'IpcExport', 'IpcMapping', 'PatternMismatch', 'PatternTables', 'PlanTables', 'PointerInfo', 'ProcessIdentity', 'SharedSegment', 'WorkerPool', 'buffer_id', 'build_info', 'can_access_peer', 'device_count', 'device_info', 'no_device_reason', 'paged_copy_host', 'paged_copy_process_vm', 'pattern_check_device', 'pattern_check_host', 'pattern_fill_device', 'pattern_fill_host', 'pointer_info', 'process_identity', 'read_dlpack', 'require_same_process']
 class BuildInfo:
     """
     How this core was built.
@@ -346,7 +346,7 @@ class DeviceCopier:
     """
     def __init__(self, device: typing.SupportsInt | typing.SupportsIndex, board_address: typing.SupportsInt | typing.SupportsIndex, board_slots: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
-    def post(self, tables: PlanTables, slot: typing.SupportsInt | typing.SupportsIndex, sequence: typing.SupportsInt | typing.SupportsIndex, num_sms: typing.SupportsInt | typing.SupportsIndex = 0, engine: CopyEngine = ..., fault: CopyFault = ..., ordered: bool = False, after_stream: typing.SupportsInt | typing.SupportsIndex = 0) -> CopyEngine:
+    def post(self, tables: PlanTables, slot: typing.SupportsInt | typing.SupportsIndex, sequence: typing.SupportsInt | typing.SupportsIndex, num_sms: typing.SupportsInt | typing.SupportsIndex = 0, engine: CopyEngine = CopyEngine.AUTO, fault: CopyFault = CopyFault.NONE, ordered: bool = False, after_stream: typing.SupportsInt | typing.SupportsIndex = 0) -> CopyEngine:
         ...
     def set_bulk_shape(self, num_warps: typing.SupportsInt | typing.SupportsIndex, num_stages: typing.SupportsInt | typing.SupportsIndex, slot_bytes: typing.SupportsInt | typing.SupportsIndex, store_depth: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
@@ -389,6 +389,4 @@ def read_dlpack(capsule: typing_extensions.CapsuleType) -> ArrayInfo:
     Read a 'dltensor' capsule; the capsule keeps the memory alive.
     """
 def require_same_process(expected: ProcessIdentity) -> None:
-    ...
-def stream_wait_flag(device: typing.SupportsInt | typing.SupportsIndex, stream: typing.SupportsInt | typing.SupportsIndex, host_address: typing.SupportsInt | typing.SupportsIndex, sequence: typing.SupportsInt | typing.SupportsIndex) -> None:
     ...

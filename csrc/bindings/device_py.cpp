@@ -124,8 +124,6 @@ void register_device(py::module_& module) {
         return pattern_check_device(device, tables.pages(), seed);
       },
       py::arg("device"), py::arg("tables"), py::arg("seed"), ReleaseGil());
-  module.def("stream_wait_flag", &stream_wait_flag, py::arg("device"), py::arg("stream"),
-             py::arg("host_address"), py::arg("sequence"), ReleaseGil());
 }
 
 }  // namespace kvxfer::bindings

@@ -29,6 +29,9 @@ constexpr int kSharedBytes = 224 << 10;     // of 227 KiB a block may ask for on
 constexpr double kQueueTimeoutS = 10;
 constexpr double kHealthPeriodS = 0.002;
 
+// A few pages are there sooner without the set-up of shared memory.
+constexpr std::uint64_t kLoadStoreBytes = 256 << 10;
+
 // Where the copy engine overtakes the kernel, measured on two H200s with runs of one size.
 constexpr std::uint64_t kDmaRunBytes = 32ull << 20;
 constexpr std::uint64_t kMaxDmaRuns = 512;
@@ -180,7 +183,7 @@ struct DeviceCopier::State {
     (void)cudaSetDevice(previous);
   }
 
-  Flight& take_flight(CompletionTarget target) {
+  Flight& take_flight() {
     Flight& flight = flights[next_flight];
     if (flight.target.sequence != 0 && !wait(flight.target, kQueueTimeoutS)) {
       throw Error(ErrorKind::kTransferTimeout,
@@ -189,7 +192,6 @@ struct DeviceCopier::State {
                       " s; wait for earlier ones first");
     }
     next_flight = (next_flight + 1) % kMaxInFlight;
-    flight.target = target;
     return flight;
   }
 
@@ -277,7 +279,10 @@ CopyEngine choose_engine(CopyEngine wanted, const CopyPlan& plan, int compute_ma
   }
   const std::uint64_t plane_bytes = plan.num_blocks * plan.page_bytes;
   if (runs_per_plane != 0 && plane_bytes / runs_per_plane >= kDmaRunBytes) return CopyEngine::kDma;
-  return bulk_works ? CopyEngine::kBulk : CopyEngine::kLoadStore;
+  if (!bulk_works || plan.num_pages() * plan.page_bytes <= kLoadStoreBytes) {
+    return CopyEngine::kLoadStore;
+  }
+  return CopyEngine::kBulk;
 }
 
 void check_shape(const BulkShape& shape) {
@@ -345,7 +350,7 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
   const CopyEngine engine =
       choose_engine(options.engine, plan, state.compute_major, args.word_bytes, runs.size());
 
-  Flight& flight = state.take_flight(target);
+  Flight& flight = state.take_flight();
   args.arrivals = flight.arrivals;
   if (ordered) {
     KVXFER_CUDA_CHECK(
@@ -359,6 +364,7 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
     state.upload_tables(plan, flight, args);
     state.launch(args, engine, num_sms);
   }
+  flight.target = target;  // last: nobody may wait for what was refused
   return engine;
 }
 
@@ -370,16 +376,6 @@ void DeviceCopier::set_bulk_shape(const BulkShape& shape) {
   if (shape.num_warps != 0) check_shape(shape);
   std::lock_guard lock(state_->mutex);
   state_->forced_shape = shape;
-}
-
-void stream_wait_flag(int device, std::uint64_t stream, std::uint64_t host_address,
-                      std::uint64_t sequence) {
-  const DeviceGuard guard(device);
-  void* mapped = nullptr;
-  KVXFER_CUDA_CHECK(cudaHostGetDevicePointer(&mapped, reinterpret_cast<void*>(host_address), 0));
-  KVXFER_DRIVER_CHECK(driver().stream_wait_value(reinterpret_cast<CUstream>(stream),
-                                                 reinterpret_cast<CUdeviceptr>(mapped), sequence,
-                                                 CU_STREAM_WAIT_VALUE_GEQ));
 }
 
 }  // namespace kvxfer

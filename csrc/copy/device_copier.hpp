@@ -79,9 +79,4 @@ class DeviceCopier {
 void pattern_fill_device(int device, const PatternPages& pages, std::uint64_t seed);
 PatternMismatch pattern_check_device(int device, const PatternPages& pages, std::uint64_t seed);
 
-/// Makes later work on `stream` of `device` wait until the flag at `host_address` (registered by a
-/// DeviceCopier of this process) holds `sequence` or more.
-void stream_wait_flag(int device, std::uint64_t stream, std::uint64_t host_address,
-                      std::uint64_t sequence);
-
 }  // namespace kvxfer

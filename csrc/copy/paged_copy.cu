@@ -106,19 +106,29 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_
       : "memory");
 }
 
+/// Pages pass through once: without this hint they would push a running model's tiles out of L2.
+__device__ __forceinline__ std::uint64_t evict_first_policy() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 __device__ __forceinline__ void bulk_load(std::uint32_t slot, const Piece& piece,
-                                          std::uint32_t barrier) {
+                                          std::uint32_t barrier, std::uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(slot),
-      "l"(piece.src), "r"(piece.num_bytes), "r"(barrier)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(slot),
+      "l"(piece.src), "r"(piece.num_bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
 
-__device__ __forceinline__ void bulk_store(const Piece& piece, std::uint32_t slot) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(piece.dst),
-               "r"(slot), "r"(piece.num_bytes)
-               : "memory");
+__device__ __forceinline__ void bulk_store(const Piece& piece, std::uint32_t slot,
+                                           std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
+          piece.dst),
+      "r"(slot), "r"(piece.num_bytes), "l"(policy)
+      : "memory");
 }
 
 __device__ __forceinline__ void bulk_commit() {
@@ -141,8 +151,8 @@ struct WarpRing {
   std::uint32_t barriers;
   std::uint32_t slots;
   std::uint32_t slot_bytes;
-  std::uint32_t num_stages;
   std::uint32_t lane_offset;
+  std::uint64_t policy;
 };
 
 __device__ __forceinline__ Piece lane_piece(const KernelArgs& args, std::uint32_t group,
@@ -159,7 +169,7 @@ __device__ __forceinline__ void start_load(const WarpRing& ring, std::uint32_t s
   if (lane == 0) barrier_expect(barrier, group_bytes);
   __syncwarp();
   if (piece.num_bytes != 0) {
-    bulk_load(ring.slots + stage * ring.slot_bytes + ring.lane_offset, piece, barrier);
+    bulk_load(ring.slots + stage * ring.slot_bytes + ring.lane_offset, piece, barrier, ring.policy);
   }
 }
 
@@ -176,8 +186,8 @@ __global__ void __launch_bounds__(512, 1)
                                      kSlotAlignment * kSlotAlignment;
   const std::uint32_t base = shared_address(shared);
   const WarpRing ring{base + warp * num_stages * kBarrierBytes,
-                      base + all_barriers + warp * num_stages * slot_bytes, slot_bytes, num_stages,
-                      lane * args.piece_bytes};
+                      base + all_barriers + warp * num_stages * slot_bytes, slot_bytes,
+                      lane * args.piece_bytes, evict_first_policy()};
   if (lane == 0) {
     for (std::uint32_t stage = 0; stage < num_stages; ++stage) {
       barrier_init(ring.barriers + stage * kBarrierBytes);
@@ -204,7 +214,7 @@ __global__ void __launch_bounds__(512, 1)
     const Piece piece = lane_piece(args, first + k * step, lane);
     barrier_wait(ring.barriers + stage * kBarrierBytes, parity);
     if (piece.num_bytes != 0) {
-      bulk_store(piece, ring.slots + stage * slot_bytes + ring.lane_offset);
+      bulk_store(piece, ring.slots + stage * slot_bytes + ring.lane_offset, ring.policy);
     }
     bulk_commit();
     if (k + ahead < count) {
@@ -268,12 +278,33 @@ __global__ void signal_kernel(const __grid_constant__ KernelArgs args) {
   store_flag(args);
 }
 
+// Blocks of a cluster share one part of the GPU (a GPC). A few SMs taken together leave the other
+// parts whole for a model's kernels, which come in clusters themselves; taken here and there they
+// break one up everywhere.
+constexpr int kMaxClusterBlocks = 8;
+constexpr int kMaxClusteredGrid = 32;
+
+unsigned cluster_blocks(int num_blocks) {
+  if (num_blocks > kMaxClusteredGrid) return 1;
+  int size = kMaxClusterBlocks;
+  while (num_blocks % size != 0) size /= 2;
+  return static_cast<unsigned>(size);
+}
+
 template <int kStoreDepth>
 void launch_bulk(const KernelArgs& args, const BulkLaunch& launch, std::size_t shared_bytes,
                  cudaStream_t stream) {
-  bulk_copy_kernel<kStoreDepth>
-      <<<launch.num_blocks, launch.shape.num_warps * kLanes, shared_bytes, stream>>>(args,
-                                                                                     launch.shape);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {cluster_blocks(launch.num_blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(launch.num_blocks);
+  config.blockDim = static_cast<unsigned>(launch.shape.num_warps * kLanes);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  KVXFER_CUDA_CHECK(cudaLaunchKernelEx(&config, bulk_copy_kernel<kStoreDepth>, args, launch.shape));
   KVXFER_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -39,7 +39,6 @@ Driver load() {
   find(library, "cuMemCreate", table.mem_create);
   find(library, "cuMemGetAllocationGranularity", table.mem_get_allocation_granularity);
   find(library, "cuMemGetAllocationPropertiesFromHandle", table.mem_get_allocation_properties);
-  find(library, "cuStreamWaitValue64_v2", table.stream_wait_value);
   return table;
 }
 

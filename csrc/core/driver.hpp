@@ -25,7 +25,6 @@ struct Driver {
   decltype(&::cuMemCreate) mem_create;
   decltype(&::cuMemGetAllocationGranularity) mem_get_allocation_granularity;
   decltype(&::cuMemGetAllocationPropertiesFromHandle) mem_get_allocation_properties;
-  decltype(&::cuStreamWaitValue64_v2) stream_wait_value;
 };
 
 /// Throws Error(kNotAvailable) where libcuda.so.1 or one of the functions is missing.

@@ -51,6 +51,5 @@ void DeviceCopier::set_bulk_shape(const BulkShape&) { refuse(); }
 
 void pattern_fill_device(int, const PatternPages&, std::uint64_t) { refuse(); }
 PatternMismatch pattern_check_device(int, const PatternPages&, std::uint64_t) { refuse(); }
-void stream_wait_flag(int, std::uint64_t, std::uint64_t, std::uint64_t) { refuse(); }
 
 }  // namespace kvxfer

@@ -23,8 +23,8 @@ std::uint64_t round_to_pages(std::uint64_t num_bytes) {
   return (num_bytes + page - 1) / page * page;
 }
 
-void* map_shared(int fd, std::uint64_t num_bytes) {
-  void* data = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+void* map_shared(int fd, std::uint64_t num_bytes, int flags) {
+  void* data = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, fd, 0);
   if (data == MAP_FAILED) throw_errno("mmap of a shared segment of " + std::to_string(num_bytes));
   // A hint only: fewer page-table entries make the copy faster where the host allows huge pages.
   ::madvise(data, num_bytes, MADV_HUGEPAGE);
@@ -33,8 +33,8 @@ void* map_shared(int fd, std::uint64_t num_bytes) {
 
 }  // namespace
 
-SharedSegment::SharedSegment(UniqueFd fd, std::uint64_t num_bytes)
-    : fd_(std::move(fd)), num_bytes_(num_bytes), data_(map_shared(fd_.get(), num_bytes)) {}
+SharedSegment::SharedSegment(UniqueFd fd, std::uint64_t num_bytes, int flags)
+    : fd_(std::move(fd)), num_bytes_(num_bytes), data_(map_shared(fd_.get(), num_bytes, flags)) {}
 
 SharedSegment::SharedSegment(SharedSegment&& other) noexcept
     : fd_(std::move(other.fd_)),
@@ -56,7 +56,7 @@ SharedSegment SharedSegment::create(std::uint64_t num_bytes) {
     throw_errno("a shared segment of " + std::to_string(size) + " bytes");
   }
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) throw_errno("sealing a shared segment");
-  return SharedSegment(std::move(fd), size);
+  return SharedSegment(std::move(fd), size, 0);
 }
 
 SharedSegment SharedSegment::open(int pid, int fd, std::uint64_t num_bytes) {
@@ -80,7 +80,8 @@ SharedSegment SharedSegment::open(int pid, int fd, std::uint64_t num_bytes) {
     throw Error(ErrorKind::kRegistration, path + " holds " + std::to_string(status.st_size) +
                                               " bytes, the peer says " + std::to_string(num_bytes));
   }
-  return SharedSegment(std::move(own), num_bytes);
+  // A fault for every small page at its first copy would cost more than the copy itself.
+  return SharedSegment(std::move(own), num_bytes, MAP_POPULATE);
 }
 
 }  // namespace kvxfer

@@ -32,7 +32,7 @@ class SharedSegment {
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
  private:
-  SharedSegment(UniqueFd fd, std::uint64_t num_bytes);
+  SharedSegment(UniqueFd fd, std::uint64_t num_bytes, int flags);
 
   UniqueFd fd_;
   std::uint64_t num_bytes_;

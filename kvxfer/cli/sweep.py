@@ -1,6 +1,7 @@
 """kvxfer sweep: move paged KV blocks between two processes, check every byte, and time it."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -8,8 +9,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kvxfer.errors import InvalidUsage
-from kvxfer.report.export import to_csv, to_json, to_markdown, write_file
+from kvxfer.errors import InvalidUsage, KvxferError
+from kvxfer.report.export import require_writable, to_csv, to_json, to_markdown, write_file
 from kvxfer.report.sweep_table import print_report
 from kvxfer.sweep import SweepOptions, SweepRun
 from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS
@@ -25,6 +26,9 @@ _PIPE_COLUMNS = 160
 _SM_WORDS = {"auto": AUTO_SMS, "all": ALL_SMS}
 _QUICK_TOKENS = (512, 2048)
 _QUICK_ITERS = 5
+_MAX_THREADS = 256
+_MAX_ITERS = 1_000_000
+_MAX_SEED = (1 << 62) - 1  # every round counts it up
 _Item = TypeVar("_Item")
 
 
@@ -74,43 +78,56 @@ def parse_options(args: argparse.Namespace) -> SweepOptions:
         InvalidUsage: a list, size or number that cannot be read.
     """
     quick = args.quick
-    tokens = _parse_list(args.tokens, _positive("--tokens"))
+    if args.total_bytes and args.page_bytes is None:
+        raise InvalidUsage("--total-bytes is of a raw sweep; give --page-bytes too, or --tokens")
+    tokens = _parse_list("--tokens", args.tokens, _positive("--tokens"))
     return SweepOptions(
         transport=args.transport,
-        models=_parse_list(args.model, str),
+        models=_parse_list("--model", args.model, str),
         tokens=_QUICK_TOKENS if quick and args.tokens == "512,2048,8192" else tokens,
-        block_sizes=_parse_list(args.block_size, _positive("--block-size")),
-        page_bytes=_parse_list(args.page_bytes, parse_bytes) if args.page_bytes else (),
+        block_sizes=_parse_list("--block-size", args.block_size, _positive("--block-size")),
+        page_bytes=_parse_list("--page-bytes", args.page_bytes, parse_bytes)
+        if args.page_bytes is not None
+        else (),
         total_bytes=parse_bytes(args.total_bytes) if args.total_bytes else None,
-        block_orders=_parse_list(args.block_order, str),
+        block_orders=_parse_list("--block-order", args.block_order, str),
         dtype=args.dtype,
         order=args.order,
-        memory=_parse_list(args.memory, str),
-        ops=_parse_list(args.op, _one_of("--op", ("put", "get"))),
-        sms=_parse_list(args.sms, _parse_sms),
+        memory=_parse_list("--memory", args.memory, str),
+        ops=_parse_list("--op", args.op, _one_of("--op", ("put", "get"))),
+        sms=_parse_list("--sms", args.sms, _parse_sms),
         engine=args.engine,
-        num_threads=_at_least("--threads", args.threads, 1),
+        num_threads=_within("--threads", args.threads, 1, _MAX_THREADS),
         devices=_parse_devices(args.devices) if args.devices else None,
-        iters=_at_least("--iters", args.iters, 1) or (_QUICK_ITERS if quick else None),
-        warmup=_at_least("--warmup", args.warmup, 0) or 0,
-        seed=_at_least("--seed", args.seed, 0) or 0,
+        iters=_within("--iters", args.iters, 1, _MAX_ITERS) or (_QUICK_ITERS if quick else None),
+        warmup=_within("--warmup", args.warmup, 0, _MAX_ITERS) or 0,
+        seed=_within("--seed", args.seed, 0, _MAX_SEED) or 0,
         compute=_parse_compute(args.with_compute) if args.with_compute else None,
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the sweep and write its results, also what there is after Ctrl-C."""
-    with SweepRun(parse_options(args)) as sweep:
+    """Run the sweep and write its results, also what there is after Ctrl-C or an error."""
+    options = parse_options(args)
+    files = ((args.json, to_json), (args.csv, to_csv), (args.markdown, to_markdown))
+    outputs = [(path, convert) for path, convert in files if path]
+    for path, _ in outputs:
+        require_writable(path)
+    failure: KvxferError | None = None
+    with SweepRun(options) as sweep:
         try:
             _run_cases(sweep)
         except KeyboardInterrupt:
             sweep.report.interrupted = True
+        except KvxferError as error:
+            failure = error
         report = sweep.report
     console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
     print_report(report, console)
-    for path, convert in ((args.json, to_json), (args.csv, to_csv), (args.markdown, to_markdown)):
-        if path:
-            write_file(path, convert(report))
+    for path, convert in outputs:
+        write_file(path, convert(report))
+    if failure is not None:
+        raise failure
     if report.failed:
         return EXIT_CHECK_FAILED
     if report.interrupted:
@@ -135,13 +152,16 @@ def _run_cases(sweep: SweepRun) -> None:
             sweep.run_case(case, lambda: bar.advance(task))
 
 
-def _parse_list(text: str, parse: Callable[[str], _Item]) -> tuple[_Item, ...]:
-    return tuple(parse(item.strip()) for item in text.split(",") if item.strip())
+def _parse_list(name: str, text: str, parse: Callable[[str], _Item]) -> tuple[_Item, ...]:
+    items = tuple(parse(item.strip()) for item in text.split(",") if item.strip())
+    if not items:
+        raise InvalidUsage(f"{name}: {text!r} names nothing; give one value or more")
+    return items
 
 
 def _positive(name: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) == 0:
+        if not re.fullmatch("[0-9]{1,18}", text) or int(text) == 0:
             raise InvalidUsage(f"{name}: {text!r} is not a whole number above zero")
         return int(text)
 
@@ -164,10 +184,10 @@ def _parse_sms(text: str) -> int:
 
 
 def _parse_devices(text: str) -> tuple[int, int]:
-    parts = text.split(",")
-    if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
+    match = re.fullmatch(r"\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*", text)
+    if match is None:
         raise InvalidUsage(f"--devices: {text!r}; write source,destination such as 0,1")
-    return int(parts[0]), int(parts[1])
+    return int(match[1]), int(match[2])
 
 
 def _parse_compute(text: str) -> tuple[str, str]:
@@ -180,7 +200,7 @@ def _parse_compute(text: str) -> tuple[str, str]:
     return kind, side
 
 
-def _at_least(name: str, value: int | None, least: int) -> int | None:
-    if value is not None and value < least:
-        raise InvalidUsage(f"{name} is {value}; use {least} or more")
+def _within(name: str, value: int | None, least: int, most: int) -> int | None:
+    if value is not None and not least <= value <= most:
+        raise InvalidUsage(f"{name} is {value}; use {least} to {most}")
     return value

@@ -186,7 +186,7 @@ class ControlClient(Generic[_ReplyT]):
             NotAvailable: the host name has no address, or libzmq is too old.
         """
         _sockets.require_libzmq()
-        at = parse_url(address)
+        self._at = parse_url(address)
         self.address = address
         self._deadline_s = _checked_deadline(deadline_s)
         kinds = reply_types if isinstance(reply_types, tuple) else (reply_types,)
@@ -199,11 +199,8 @@ class ControlClient(Generic[_ReplyT]):
         self._counter = itertools.count(1)
         self._context = _sockets.client_context.acquire()
         try:
-            self._socket = _sockets.open_socket(self._context, zmq.DEALER, ipv6=at.is_ipv6)
-            self._socket.connect(at.url)
+            self._socket = self._open()
         except BaseException:
-            if hasattr(self, "_socket"):
-                self._socket.close()
             _sockets.client_context.release(self._context)
             raise
 
@@ -236,6 +233,13 @@ class ControlClient(Generic[_ReplyT]):
             if not self._send([call_id, *frames], end_s):
                 raise self._timeout(name, limit_s, "no connection; nothing was sent")
             reply = self._receive(call_id, end_s, name)
+        except KvxferError:
+            raise
+        except BaseException:
+            # Ctrl-C may come between two parts of a message, and the next would be glued to them.
+            self._socket.close(linger=0)
+            self._socket = self._open()
+            raise
         finally:
             self._lock.release()
         if reply is None:
@@ -260,6 +264,15 @@ class ControlClient(Generic[_ReplyT]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _open(self) -> _sockets.Socket:
+        opened = _sockets.open_socket(self._context, zmq.DEALER, ipv6=self._at.is_ipv6)
+        try:
+            opened.connect(self._at.url)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
 
     def _send(self, parts: list[bytes], end_s: float) -> bool:
         while self._wait(zmq.POLLOUT, end_s):

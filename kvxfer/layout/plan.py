@@ -4,6 +4,7 @@ The plan never lists pages: it holds one address a plane and one offset a block,
 adds them. Its size grows with planes + blocks, not with their product.
 """
 
+import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
@@ -21,6 +22,7 @@ BlockIds: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 # Up to this span of ids (16 MiB of owners) a table beats a sort; above it page faults cost more.
 _MAX_OWNERS = 1 << 22
+_THREAD = threading.local()
 _BOOLEANS = (bool, np.bool_)
 # numpy before 2.3 only warns of its bool as an integer; where warnings are errors that is raised.
 _NOT_INT64 = (TypeError, OverflowError, DeprecationWarning)
@@ -191,20 +193,24 @@ def _refuse_duplicates(name: str, ids: NDArray[np.uint64]) -> None:
 
 
 def _all_distinct(ids: NDArray[np.int64]) -> bool:
-    low = ids.min()
-    span = int(ids.max() - low) + 1
-    if span < ids.size:
-        return False
+    span = int(ids.max()) + 1
     if span > _MAX_OWNERS:
-        ordered = np.sort((ids - low).astype(np.uint32))
-        return not bool(np.any(ordered[1:] == ordered[:-1]))
+        ordered = np.sort(ids)
+        return not bool((ordered[1:] == ordered[:-1]).any())
     # Every id is owned by the last position that names it. Only what is written here is read, so
     # the table needs no clearing, which would cost as much as it has entries.
-    at = ids - low
+    owners = _scratch(span)
     positions = np.arange(ids.size, dtype=np.uint32)
-    owners = np.empty(span, dtype=np.uint32)
-    owners[at] = positions
-    return bool(np.array_equal(owners[at], positions))
+    owners[ids] = positions
+    return bool((owners[ids] == positions).all())
+
+
+def _scratch(num_entries: int) -> NDArray[np.uint32]:
+    """This thread's table of owners, kept: fresh pages would cost more than the check."""
+    owners: NDArray[np.uint32] | None = getattr(_THREAD, "owners", None)
+    if owners is None or owners.size < num_entries:
+        owners = _THREAD.owners = np.empty(num_entries, dtype=np.uint32)
+    return owners
 
 
 def _offsets(ids: NDArray[np.uint64], stride_bytes: int) -> NDArray[np.uint64]:

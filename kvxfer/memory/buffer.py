@@ -63,6 +63,8 @@ def as_buffer(array: Any) -> Buffer:
     what = _describe(array)
     if hasattr(array, "__array_interface__"):
         result = _read_interface(array, array.__array_interface__, what, MemoryKind.HOST)
+    elif hasattr(array, "data_ptr") and hasattr(array, "is_contiguous"):
+        result = _read_tensor(array, what)
     elif hasattr(array, "__dlpack__"):
         result = _read_dlpack(array, what)
     elif hasattr(array, "__cuda_array_interface__"):
@@ -108,6 +110,18 @@ def _read_interface(array: Any, interface: Any, what: str, kind: MemoryKind) -> 
     if kind is MemoryKind.DEVICE and row_bytes:
         device = _core.pointer_info(address).device
     return Buffer(address, row_bytes, kind, device, array)
+
+
+def _read_tensor(array: Any, what: str) -> Buffer:
+    """A torch tensor, by its own methods: torch exports DLPack of the current device alone."""
+    if array.device.type not in ("cpu", "cuda"):
+        raise InvalidUsage(f"{what} is on {array.device}; use CPU or CUDA memory")
+    if not array.is_contiguous():
+        raise _refuse_strides(what)
+    address, num_bytes = array.data_ptr(), array.numel() * array.element_size()
+    if array.device.type == "cpu":
+        return Buffer(address, num_bytes, MemoryKind.HOST, -1, array)
+    return Buffer(address, num_bytes, MemoryKind.DEVICE, array.device.index, array)
 
 
 def _read_dlpack(array: Any, what: str) -> Buffer:

@@ -5,6 +5,7 @@ ranges that overlap otherwise are refused, because two owners of one page is how
 """
 
 import threading
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -108,9 +109,10 @@ class Registration:
             )
 
     def close(self) -> None:
-        """Give the right back."""
+        """Give the right back and let go of the array."""
         entry, self._entry = self._entry, None
         if entry is not None:
+            self._buffer = replace(self._buffer, owner=None)
             _TABLE.release(entry)
 
     def __enter__(self) -> "Registration":

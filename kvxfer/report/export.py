@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,21 @@ def to_markdown(report: SweepReport) -> str:
     lines += ["", *(f"- {text}" for text in remarks(report)), ""]
     lines += [f"- {name}: {value}" for name, value in report.environment.items()]
     return "\n".join(lines) + "\n"
+
+
+def require_writable(path: str) -> None:
+    """Check before the work, not after it, that :func:`write_file` can write to ``path``.
+
+    Raises:
+        InvalidUsage: it cannot; names the path and the cause.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise InvalidUsage(f"cannot write {path!r}: it is a folder; name a file")
+    if not target.parent.is_dir():
+        raise InvalidUsage(f"cannot write {path!r}: there is no folder {str(target.parent)!r}")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise InvalidUsage(f"cannot write {path!r}: no permission")
 
 
 def write_file(path: str, text: str) -> None:

@@ -18,6 +18,7 @@ COLUMNS = (
     "latency p50",
     "p90",
     "p99",
+    "plan",
     "limit GB/s",
     "of limit",
 )
@@ -45,6 +46,7 @@ def row_of(result: SweepResult) -> tuple[str, ...]:
         format_us(latency.p50),
         format_us(latency.p90),
         format_us(latency.p99),
+        format_us(result.plan_us.p50),
         f"{result.limit_gb_per_s:.4g}",
         f"{result.fraction_of_limit:.0%}",
     )

@@ -1,6 +1,5 @@
 """The program of a far-side agent: it serves until its standard input closes."""
 
-import signal
 import sys
 
 from kvxfer.sweep.agent import Agent, serve_agent
@@ -8,8 +7,6 @@ from kvxfer.sweep.agent import Agent, serve_agent
 
 def main() -> int:
     """Serve until standard input closes."""
-    # Ctrl-C reaches the whole process group; the parent decides when this side may go.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     agent = Agent()
     with serve_agent(agent) as server:
         sys.stdout.write(server.addresses["sweep"] + "\n")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -37,6 +38,8 @@ class AgentProcess:
         """
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kvxfer.sweep.agent_main"],
+            # Python looks for -m where it stands: in a source tree, a kvxfer/ without _core.
+            cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -105,9 +105,12 @@ def expand_cases(options: SweepOptions, *, transport: str) -> list[SweepCase]:
     on_device = transport == "nvlink"
     shapes = _raw_shapes(options, on_device) if options.page_bytes else _model_shapes(options)
     memories = ("device",) if on_device else options.memory
-    unknown = set(memories) - {*HOST_MEMORY, "device"}
+    unknown = set(memories) - set(("device",) if on_device else HOST_MEMORY)
     if unknown:
-        raise InvalidUsage(f"memory {', '.join(sorted(unknown))}; use shared, private or both")
+        raise InvalidUsage(
+            f"memory {', '.join(sorted(unknown))} over {transport}; use shared, private or both; "
+            "device memory takes the nvlink transport"
+        )
     orders = [BlockOrder.parse(text) for text in options.block_orders]
     return [
         SweepCase(

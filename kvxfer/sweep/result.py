@@ -17,7 +17,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Microseconds from the call to the bytes being visible to the reader."""
+    """Microseconds from posting a plan to the bytes being visible; ``plan_us`` comes before."""
 
     p50: float
     p90: float

@@ -1,6 +1,6 @@
 """Both sides of a transfer: the local pool, the far agent's pool and the link between them."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeAlias
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer import _core
-from kvxfer.errors import VerificationError
+from kvxfer.errors import PeerLost, VerificationError
 from kvxfer.layout import CopyPlan, KVLayout
 from kvxfer.session import Endpoint, Peer
 from kvxfer.session.layouts import layout_spec
@@ -87,7 +87,7 @@ class Rig:
             num_threads=spec.num_threads,
         )
         with ExitStack() as stack:
-            stack.callback(agent.call, messages.Release())
+            stack.callback(self._release)
             prepared = agent.call(prepare)
             self.local = PatternedCache(
                 spec.layout,
@@ -128,7 +128,7 @@ class Rig:
         """Write the pattern of ``seed`` on the source; None = all blocks."""
         if self.spec.op is Op.PUT:
             self.local.fill(seed, block_ids)
-        else:
+        elif block_ids is None or block_ids.size:
             ids = [] if block_ids is None else block_ids.tolist()
             self._agent.call(messages.Fill(seed=seed, block_ids=ids))
 
@@ -192,6 +192,10 @@ class Rig:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _release(self) -> None:
+        with suppress(PeerLost):  # who is gone holds nothing
+            self._agent.call(messages.Release())
 
     def _require_equal(
         self, seed: int, block_ids: NDArray[np.int64], source_ids: NDArray[np.int64], what: str

@@ -42,7 +42,7 @@ class SweepRun:
         self._transport = _resolve_transport(options.transport)
         self._devices = (-1, -1)
         if self._transport == "nvlink":
-            self._devices = _devices(options)
+            self._devices = choose_devices(options.devices)
             options = replace(options, sms=_resolve_sms(options, self._devices))
         self.cases = expand_cases(options, transport=self._transport)
         self._num_threads = options.num_threads or default_num_threads()
@@ -56,7 +56,7 @@ class SweepRun:
             self._agent = agent
         else:
             self._process = self._stack.enter_context(AgentProcess())
-            self._agent = self._process.agent
+            self._agent = self._process
 
     @property
     def num_rounds(self) -> int:
@@ -82,11 +82,13 @@ class SweepRun:
             self.report.skipped.append(Skipped(case.label, str(error), failed))
             _log.error("%s: %s", case.label, error)
             return None
-        except KvxferError:
+        except KvxferError as error:
+            self.report.skipped.append(Skipped(case.label, str(error), failed=True))
             if self._process is not None:
                 self._process.require_alive()
             raise
         self.report.results.append(result)
+        _log.info("%s: %.4g GB/s", case.label, result.gb_per_s.p50)
         return result
 
     def close(self) -> None:
@@ -155,9 +157,17 @@ def _resolve_sms(options: SweepOptions, devices: tuple[int, int]) -> tuple[int, 
     return wanted
 
 
-def _devices(options: SweepOptions) -> tuple[int, int]:
+def choose_devices(wanted: tuple[int, int] | None) -> tuple[int, int]:
+    """CUDA devices of source and destination; None = the first two, or the one there is twice.
+
+    Raises:
+        InvalidUsage: this process does not see them.
+        NotAvailable: there is none, or they have no peer access.
+    """
     count = _core.device_count()
-    source, destination = options.devices or (0, min(1, count - 1))
+    if count == 0:
+        raise NotAvailable(_core.no_device_reason())
+    source, destination = wanted or (0, min(1, count - 1))
     for device in (source, destination):
         if not 0 <= device < count:
             raise InvalidUsage(f"device {device}; this process sees 0 to {count - 1}")

@@ -5,7 +5,10 @@ stores growing sequence numbers in it, ordered after its data; the owner waits o
 more says whether the cache behind the board still stands.
 """
 
+import os
+import select
 import time
+import weakref
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -101,21 +104,14 @@ class Board:
         """Tell every peer that the cache is closed: what they post from now on is refused."""
         self._flags.signal(_WITHDRAWN_SLOT, 1)
 
-    def stream_wait(self, slot: int, sequence: int, *, device: int, stream: int) -> None:
-        """Make later work on a CUDA stream wait for transfer ``sequence`` of ``slot``.
-
-        Raises:
-            CudaError: the board is not registered with CUDA in this process.
-        """
-        _core.stream_wait_flag(device, stream, self._flags.slot_address(slot), sequence)
-
 
 class PeerSlot:
     """The copying side: one slot of the peer's board and the sequence it has reached."""
 
     def __init__(self, description: bytes) -> None:
         spec = decode_spec(description, _BoardSpec)
-        spec.process.require_alive()
+        self._end = _watch_end(self, spec.process.pid)
+        spec.process.require_alive()  # after the line above, which must not watch a successor
         self._segment = _core.SharedSegment.open(spec.process.pid, spec.fd, spec.num_bytes)
         self.process = spec.process
         self.slot = spec.slot
@@ -124,13 +120,22 @@ class PeerSlot:
         self._flags = _core.CompletionBoard(self.address, self.num_slots)
         self._sequence = self._flags.load(self.slot)
 
+    @property
+    def sequence(self) -> int:
+        """The number of the last transfer; 0 for none."""
+        return self._sequence
+
     def require_open(self) -> None:
         """Check that the peer lives and still stands by its cache.
+
+        Calls from several threads must be serialised.
 
         Raises:
             PeerLost: it ended, its id belongs to another process, or it withdrew the cache.
         """
-        self.process.require_alive()
+        # Reading /proc costs more than a small transfer, a poll next to nothing.
+        if self._end is None or self._end.poll(0):
+            self.process.require_alive()
         if self._flags.load(_WITHDRAWN_SLOT):
             raise PeerLost(
                 f"process {self.process.pid} has closed the cache of this link; connect again once "
@@ -145,6 +150,18 @@ class PeerSlot:
     def signal(self, sequence: int) -> None:
         """Publish ``sequence`` after every earlier store of this thread."""
         self._flags.signal(self.slot, sequence)
+
+
+def _watch_end(owner: object, pid: int) -> "select.poll | None":
+    """Is ready once process ``pid`` has ended; None where there are no pidfds."""
+    try:
+        fd = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+    weakref.finalize(owner, os.close, fd)
+    watch = select.poll()
+    watch.register(fd, select.POLLIN)
+    return watch
 
 
 def decode_spec(data: bytes, kind: type[_Spec]) -> _Spec:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer import _core
-from kvxfer.errors import InvalidUsage
+from kvxfer.errors import InvalidUsage, TransferTimeout
 from kvxfer.layout import CopyPlan
 from kvxfer.transport.base import Link, Op, Transfer, Tuning
 from kvxfer.transport.board import PeerSlot
@@ -19,9 +19,10 @@ ENGINES = {
     "load_store": _core.CopyEngine.LOAD_STORE,
     "dma": _core.CopyEngine.DMA,
 }
-# Eight SMs already carry 0.88 (put) to 0.92 (get) of an NVLink's rate on H200s and leave the rest of
+# Eight SMs already carry 0.88 (put) to 0.92 (get) of an NVLink rate on H200s and leave the rest of
 # the GPU to the engine; all 132 add a few per cent.
 DEFAULT_NUM_SMS = 8
+_CLOSE_S = 30.0
 
 _ENGINE_TEXT = {
     _core.CopyEngine.BULK: "bulk kernel",
@@ -31,17 +32,14 @@ _ENGINE_TEXT = {
 
 
 class _DeviceTransfer(Transfer):
-    def __init__(
-        self, copier: _core.DeviceCopier, slot: int, sequence: int, num_bytes: int, path: str
-    ) -> None:
-        self._copier = copier
-        self._slot = slot
+    def __init__(self, link: "DeviceLink", sequence: int, num_bytes: int, path: str) -> None:
+        self._link = link  # a link that nobody else holds must not unmap what is being copied
         self._sequence = sequence
         self.num_bytes = num_bytes
         self.actual_path = path
 
     def poll(self, timeout_s: float) -> bool:
-        return self._copier.wait(self._slot, self._sequence, timeout_s)
+        return self._link.wait(self._sequence, timeout_s)
 
 
 class DeviceLink(Link):
@@ -57,12 +55,14 @@ class DeviceLink(Link):
         path: str,
     ) -> None:
         """Copy with GPU ``device`` and complete on ``slot`` of the peer's board."""
+        # The first attribute, so that it goes before the board that it writes to.
+        self._copier = _core.DeviceCopier(device, slot.address, slot.num_slots)
         self.region_addresses = region_addresses
         self.region_bytes = region_bytes
         self.path = path
         self._slot = slot
-        self._copier = _core.DeviceCopier(device, slot.address, slot.num_slots)
         self._lock = threading.Lock()
+        self._closed = False
 
     @property
     def copier(self) -> _core.DeviceCopier:
@@ -78,29 +78,59 @@ class DeviceLink(Link):
         after_stream: int | None = None,
     ) -> Transfer:
         """Queue ``plan`` on the link's stream; the direction is in the plan's addresses."""
-        tuning = tuning or Tuning()
-        engine = ENGINES.get(tuning.engine)
-        if engine is None:
-            raise InvalidUsage(
-                f"engine {tuning.engine!r} on device memory; use {', '.join(ENGINES)}"
-            )
+        engine, num_sms = _run_by(tuning)
+        tables = plan_tables(plan)
+        ordered = after_stream is not None
         with self._lock:
+            if self._closed:
+                raise InvalidUsage("this link is closed; connect again")
             sequence = self._slot.next_sequence()
+            # Positional, because this call stands in the latency of every transfer.
             used = self._copier.post(
-                plan_tables(plan),
+                tables,
                 self._slot.slot,
                 sequence,
-                num_sms=tuning.num_sms or DEFAULT_NUM_SMS,
-                engine=engine,
-                ordered=after_stream is not None,
-                after_stream=after_stream or 0,
+                num_sms,
+                engine,
+                _core.CopyFault.NONE,
+                ordered,
+                after_stream or 0,
             )
         path = f"{self.path}, {_ENGINE_TEXT[used]} {op.value}"
-        return _DeviceTransfer(self._copier, self._slot.slot, sequence, plan.total_bytes, path)
+        return _DeviceTransfer(self, sequence, plan.total_bytes, path)
+
+    def wait(self, sequence: int, timeout_s: float) -> bool:
+        """Wait until transfer ``sequence`` is complete; False at the deadline."""
+        return self._copier.wait(self._slot.slot, sequence, timeout_s)
 
     def limit_tuning(self) -> Tuning:
         """One copy by the copy engine."""
         return Tuning(engine="dma")
 
     def close(self) -> None:
-        """The mappings go with the link object."""
+        """Refuse later copies and wait for those in flight.
+
+        Raises:
+            TransferTimeout: they did not end within half a minute; nothing was unmapped.
+        """
+        with self._lock:
+            self._closed = True
+            if not self.wait(self._slot.sequence, _CLOSE_S):
+                raise TransferTimeout(
+                    f"copies over {self.path} did not end within {_CLOSE_S} s; the peer's memory "
+                    "stays mapped until this process ends"
+                )
+
+
+def _run_by(tuning: Tuning | None) -> tuple[_core.CopyEngine, int]:
+    """Engine and SM budget.
+
+    Raises:
+        InvalidUsage: an unknown engine.
+    """
+    if tuning is None:
+        return ENGINES["auto"], DEFAULT_NUM_SMS
+    engine = ENGINES.get(tuning.engine)
+    if engine is None:
+        raise InvalidUsage(f"engine {tuning.engine!r} on device memory; use {', '.join(ENGINES)}")
+    return engine, tuning.num_sms or DEFAULT_NUM_SMS

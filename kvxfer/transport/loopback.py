@@ -98,8 +98,11 @@ class LoopbackTransport(Transport):
         for spec in specs:
             if spec not in _EXPORTED:
                 raise PeerLost(f"the region at {spec.address:#x} was withdrawn, or never exported")
-        if any((spec.device >= 0) != (cache.device >= 0) for spec in specs):
-            raise NotAvailable("loopback joins host to host or device to device memory")
+        if any(spec.device != cache.device for spec in specs):
+            raise NotAvailable(
+                "loopback joins host to host memory, or memory of one GPU; use nvlink between two "
+                "processes"
+            )
         if cache.device < 0:
             return _HostLoopbackLink(specs, slot, self._num_threads)
         return DeviceLink(

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from kvxfer import _core
-from kvxfer.errors import InvalidUsage, NotAvailable
+from kvxfer.errors import InvalidUsage, NotAvailable, ProtocolMismatch
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.memory.ipc import DeviceExport, DeviceRegionSpec, import_region
 from kvxfer.transport.base import Availability, Capabilities, Export, Link, Transport
@@ -50,7 +50,6 @@ class _NvlinkLink(DeviceLink):
         found = gpu_path(device, remote)
         self.physical_limit_gb_per_s = found.limit_gb_per_s
         imports = [import_region(spec.region, spec.process.identity(), device) for spec in specs]
-        self._mappings = [mapping for mapping, _ in imports]
         super().__init__(
             device,
             slot,
@@ -58,6 +57,12 @@ class _NvlinkLink(DeviceLink):
             region_bytes=[spec.region.num_bytes for spec in specs],
             path=found.name,
         )
+        # After the copier's, so that a link which is dropped unclosed lets the copies end first.
+        self._mappings = [mapping for mapping, _ in imports]
+
+    def close(self) -> None:
+        super().close()
+        self._mappings.clear()
 
 
 def _visible_device(uuid: str) -> int:
@@ -98,5 +103,9 @@ class NvlinkTransport(Transport):
         if any(spec.process == ProcessSpec.own() for spec in specs):
             raise NotAvailable(
                 "a CUDA IPC handle cannot be opened in the process that exported it; use loopback"
+            )
+        if not specs or any(spec.process != slot.process for spec in specs):
+            raise ProtocolMismatch(
+                f"{len(specs)} regions of other processes than the board's; a peer sends its own"
             )
         return _NvlinkLink(cache.device, specs, slot)

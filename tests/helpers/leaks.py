@@ -71,27 +71,33 @@ def private_bytes() -> int:
     raise AssertionError("this kernel does not report RssAnon")
 
 
+class Growth:
+    """How far `private_bytes` has risen above where it began, at its peak so far."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self._before = private_bytes()
+        self.peak_bytes = 0
+
+    def sample(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, private_bytes() - self._before)
+
+
 @contextmanager
-def private_growth() -> Iterator[list[int]]:
-    """Yields a list that gets the peak growth of `private_bytes` while the block ran."""
-    gc.collect()
-    before = private_bytes()
-    peak = before
+def private_growth() -> Iterator[Growth]:
+    """Watches the memory of this process, from another thread, while the block runs."""
+    growth = Growth()
     stop = threading.Event()
 
-    def sample() -> None:
-        nonlocal peak
-        while not stop.is_set():
-            peak = max(peak, private_bytes())
-            time.sleep(0.0005)
+    def watch() -> None:
+        while not stop.wait(0.0005):
+            growth.sample()
 
-    growth: list[int] = []
-    thread = threading.Thread(target=sample, daemon=True)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield growth
+        growth.sample()
     finally:
-        peak = max(peak, private_bytes())
         stop.set()
         thread.join()
-        growth.append(peak - before)

@@ -145,7 +145,7 @@ class PeerHost:
         return np.arange(first, first + self.shape.page_bytes // 8, dtype=np.uint64)
 
 
-def _answer(host: PeerHost, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(host: Any, request: dict[str, Any]) -> dict[str, Any]:
     args = dict(request["args"])
     if request["call"] == "expect":
         args["announce"] = lambda: _write({"ready": True})
@@ -160,13 +160,12 @@ def _write(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
-    """Serve calls until the input ends."""
-    host = PeerHost()
+def serve(host: Any) -> None:
+    """Answer calls of the methods of ``host`` until the input ends."""
     for line in sys.stdin:
         _write(_answer(host, json.loads(line)))
     host.close()
 
 
 if __name__ == "__main__":
-    main()
+    serve(PeerHost())

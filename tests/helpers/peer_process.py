@@ -72,8 +72,8 @@ class RemotePeer(ABC):
 class InThisProcess(RemotePeer):
     """For transports that stay in one process."""
 
-    def __init__(self) -> None:
-        self.host = PeerHost()
+    def __init__(self, host: Any = None) -> None:
+        self.host = PeerHost() if host is None else host
 
     def call(self, name: str, **args: Any) -> Any:
         return getattr(self.host, name)(**args)
@@ -109,11 +109,12 @@ class InThisProcess(RemotePeer):
 class ChildProcess(RemotePeer):
     """A child that ends with this object, or when this process dies and its input closes."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Path = _CHILD, env: dict[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(_CHILD)],
+            [sys.executable, str(program)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=os.environ | (env or {}),
             bufsize=0,  # what could not be written to a dead child must not fail its close
         )
         assert self._process.stdin is not None

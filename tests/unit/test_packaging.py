@@ -13,6 +13,7 @@ import pytest
 
 import kvxfer
 from kvxfer import _core
+from kvxfer.sweep.agent_process import AgentProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 LIGHT = {"numpy", "pyzmq", "msgspec", "rich", "nvidia-ml-py"}
@@ -101,6 +102,16 @@ def test_the_import_is_light() -> None:
     loaded = {name.partition(".")[0] for name in json.loads(result.stdout)}
     assert "kvxfer" in loaded
     assert not loaded & HEAVY
+
+
+def test_a_folder_named_kvxfer_does_not_hide_the_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kvxfer").mkdir()
+    (tmp_path / "kvxfer" / "__init__.py").write_text("raise ImportError('the wrong kvxfer')")
+    monkeypatch.chdir(tmp_path)
+    with AgentProcess() as agent:  # as the README's `kvxfer sweep` does in a clone
+        agent.require_alive()
 
 
 def test_the_native_module_is_the_installed_one() -> None:

@@ -3,7 +3,6 @@
 import gc
 import threading
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -178,12 +177,12 @@ def buffer_ids(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Which allocation lies at an address, as CUDA would say: to be changed by a test."""
     ids: dict[int, int] = {}
 
-    def pointer_info(address: int) -> Any:
+    def buffer_id(address: int) -> int:
         if address not in ids:
             raise RegistrationError(f"address {address} is not live device memory")
-        return SimpleNamespace(device=0, buffer_id=ids[address])
+        return ids[address]
 
-    monkeypatch.setattr(_core, "pointer_info", pointer_info)
+    monkeypatch.setattr(_core, "buffer_id", buffer_id)
     return ids
 
 

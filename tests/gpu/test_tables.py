@@ -1,0 +1,137 @@
+"""Block tables of transfers in flight: each uses its own, though the caller's arrays live on."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_pairs import RawCopier, RawMemory
+
+from kvxfer import _core
+from kvxfer.errors import InvalidUsage
+
+PAGE_BYTES = 256
+NUM_PAGES = 1 << 15
+MAX_IN_FLIGHT = 64
+# Up to 336 words ride in the kernel's parameters; more are uploaded.
+SMALL, LARGE = 16, 1000
+
+
+class Tables:
+    """Arrays that one post after the other is made from, as an engine reuses its buffers."""
+
+    def __init__(self, src: RawMemory, dst: RawMemory, num_blocks: int) -> None:
+        self._src, self._dst = src, dst
+        self._src_offsets = np.zeros(num_blocks, np.uint64)
+        self._dst_offsets = np.zeros(num_blocks, np.uint64)
+        self._tables = _core.PlanTables(
+            np.array([src.address], np.uint64),
+            np.array([dst.address], np.uint64),
+            self._src_offsets,
+            self._dst_offsets,
+            PAGE_BYTES,
+        )
+
+    def post(self, copier: RawCopier, src_pages: Any, dst_pages: Any, **options: Any) -> None:
+        """Post pages, then spoil the arrays: what was posted must not look at them again."""
+        self._src_offsets[:] = src_pages * PAGE_BYTES
+        self._dst_offsets[:] = dst_pages * PAGE_BYTES
+        copier.post(self._tables, **options)
+        self._src_offsets[:] = self._dst_offsets[:] = 0
+        from_, to = (one.model.reshape(-1, PAGE_BYTES) for one in (self._src, self._dst))
+        to[dst_pages] = from_[src_pages]
+
+
+@pytest.fixture
+def src() -> RawMemory:
+    return RawMemory(NUM_PAGES * PAGE_BYTES, seed=1)
+
+
+@pytest.fixture
+def dst() -> RawMemory:
+    return RawMemory(NUM_PAGES * PAGE_BYTES, seed=2)
+
+
+def draw(random: np.random.Generator, count: int) -> Any:
+    return random.permutation(NUM_PAGES)[:count]
+
+
+def stall(copier: RawCopier, src: RawMemory, dst: RawMemory) -> None:
+    """Keep the copier's stream busy for some milliseconds."""
+    tables = Tables(src, dst, SMALL)
+    pages = np.arange(SMALL)
+    tables.post(copier, pages, pages, fault=_core.CopyFault.DELAY_BLOCK_0)
+
+
+@pytest.mark.parametrize("num_blocks", [SMALL, LARGE], ids=["inline", "uploaded"])
+def test_posts_behind_a_stalled_stream_keep_their_own_tables(
+    src: RawMemory, dst: RawMemory, num_blocks: int
+) -> None:
+    random = np.random.default_rng(3)
+    copier = RawCopier()
+    tables = Tables(src, dst, num_blocks)
+    stall(copier, src, dst)
+    for _ in range(2):
+        tables.post(copier, draw(random, num_blocks), draw(random, num_blocks))
+    copier.wait()
+    dst.check()
+
+
+def test_the_check_sees_a_table_that_was_overwritten(src: RawMemory, dst: RawMemory) -> None:
+    copier = RawCopier()
+    tables = Tables(src, dst, SMALL)
+    tables.post(copier, np.zeros(SMALL, np.int64), np.arange(SMALL))
+    copier.wait()
+    dst.model[:PAGE_BYTES] = src.model[PAGE_BYTES : 2 * PAGE_BYTES]  # as if of another table
+    with pytest.raises(AssertionError, match="bytes are wrong, the first at"):
+        dst.check()
+
+
+@pytest.mark.parametrize("num_blocks", [SMALL, LARGE], ids=["inline", "uploaded"])
+@pytest.mark.parametrize("engine", [_core.CopyEngine.AUTO, _core.CopyEngine.DMA])
+def test_more_transfers_than_there_is_room_for_in_flight(
+    src: RawMemory, dst: RawMemory, num_blocks: int, engine: _core.CopyEngine
+) -> None:
+    random = np.random.default_rng(4)
+    copier = RawCopier()
+    tables = Tables(src, dst, num_blocks)
+    stall(copier, src, dst)
+    for _ in range(3 * MAX_IN_FLIGHT + 7):
+        # In order, so a later transfer may overwrite the pages of an earlier one.
+        tables.post(copier, draw(random, num_blocks), draw(random, num_blocks), engine=engine)
+    copier.wait()
+    dst.check()
+    src.check()
+
+
+def test_tables_that_grow_while_others_are_in_flight(src: RawMemory, dst: RawMemory) -> None:
+    random = np.random.default_rng(5)
+    copier = RawCopier()
+    stall(copier, src, dst)
+    sizes = [10, 300, 5_000, 40, 30_000, 200, 12_000, 1] * 20
+    for size in sizes:
+        Tables(src, dst, size).post(copier, draw(random, size), draw(random, size))
+    copier.wait()
+    dst.check()
+
+
+def test_small_and_large_tables_in_turn(src: RawMemory, dst: RawMemory) -> None:
+    # 167 blocks of one plane are the last that ride along, 168 the first that do not.
+    random = np.random.default_rng(6)
+    copier = RawCopier()
+    for size in (166, 167, 168, 169) * 8:
+        Tables(src, dst, size).post(copier, draw(random, size), draw(random, size))
+    copier.wait()
+    dst.check()
+
+
+def test_a_refused_post_leaves_the_copier_as_it_was(src: RawMemory, dst: RawMemory) -> None:
+    copier = RawCopier()
+    tables = Tables(src, dst, SMALL)
+    pages = np.arange(SMALL)
+    for _ in range(3 * MAX_IN_FLIGHT):
+        with pytest.raises(InvalidUsage, match="num_sms"):
+            tables.post(copier, pages, pages, num_sms=1 << 20)
+    tables.post(copier, pages, pages + SMALL)
+    copier.wait()
+    assert copier.sequence == 1
+    dst.check()

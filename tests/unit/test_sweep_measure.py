@@ -1,0 +1,388 @@
+"""The sweep's own checks: planted faults, and figures that cannot be."""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvxfer.errors import KvxferError, NotAvailable, VerificationError
+from kvxfer.layout import CopyPlan
+from kvxfer.sweep import SweepOptions, SweepRun, expand_cases
+from kvxfer.sweep.agent import Agent
+from kvxfer.sweep.cases import SweepCase
+from kvxfer.sweep.measure import Measurement, default_iters, require_possible
+from kvxfer.sweep.result import ComputeEffect, SweepResult
+from kvxfer.sweep.rig import Rig, RigSpec
+from kvxfer.transport import Op, Transfer, Tuning
+from kvxfer.transport.base import FinishedTransfer
+
+ITERS = 3
+OPTIONS = SweepOptions(
+    transport="loopback", page_bytes=(4096,), total_bytes=1 << 20, memory=("private",)
+)
+
+
+class PlantedLink:
+    """A link whose copies go wrong from copy number ``start`` on; empty ones are not counted."""
+
+    def __init__(self, rig: Rig, start: int) -> None:
+        self.rig = rig
+        self.real = rig.peer.link
+        self.left = start
+        self.physical_limit_gb_per_s: float | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def post(self, plan: CopyPlan, op: Op, *, tuning: Tuning | None = None) -> Transfer:
+        if plan.num_pages == 0:
+            return self.real.post(plan, op)
+        if self.left > 0:
+            self.left -= 1
+            return self.healthy(plan, op, tuning)
+        return self.faulty(plan, op, tuning)
+
+    def healthy(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        return self.real.post(plan, op, tuning=tuning)
+
+    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        raise NotImplementedError
+
+
+class CopiesNothing(PlantedLink):
+    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        return FinishedTransfer(plan.total_bytes, "nowhere")
+
+
+class SwapsTwoBlocks(PlantedLink):
+    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        offsets = plan.dst_offsets.copy()
+        if offsets.size > 1:
+            offsets[[0, -1]] = offsets[[-1, 0]]
+        return self.real.post(replace(plan, dst_offsets=offsets), op, tuning=tuning)
+
+
+class SwapsTwoPlanes(PlantedLink):
+    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        planes = plan.src_planes.copy()
+        if planes.size > 1:
+            planes[[0, -1]] = planes[[-1, 0]]
+        return self.real.post(replace(plan, src_planes=planes), op, tuning=tuning)
+
+
+class LeavesOneBlockOut(PlantedLink):
+    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        if plan.src_offsets.size > 1:
+            plan = replace(
+                plan, src_offsets=plan.src_offsets[:-1], dst_offsets=plan.dst_offsets[:-1]
+            )
+        return self.real.post(plan, op, tuning=tuning)
+
+
+class LeavesTheLastBytesOut(PlantedLink):
+    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        return self.real.post(replace(plan, page_bytes=plan.page_bytes - 8), op, tuning=tuning)
+
+
+class WritesOneBlockTooMany(PlantedLink):
+    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        page = self.rig.spec.layout.page_bytes
+        if plan.page_bytes == page:
+            pool = np.arange(self.rig.spec.num_blocks, dtype=np.uint64) * np.uint64(page)
+            other = np.setdiff1d(pool, plan.dst_offsets)[:1]
+            plan = replace(
+                plan,
+                src_offsets=np.concatenate([plan.src_offsets, plan.src_offsets[:1]]),
+                dst_offsets=np.concatenate([plan.dst_offsets, other]),
+            )
+        return self.real.post(plan, op, tuning=tuning)
+
+
+class IsOneRoundStale(PlantedLink):
+    """Sends what the source's pool held when the last copy was posted."""
+
+    def __init__(self, rig: Rig, start: int) -> None:
+        super().__init__(rig, start)
+        buffer = rig.local.cache.registrations[0].buffer
+        memory = (ctypes.c_uint8 * buffer.num_bytes).from_address(buffer.address)
+        self.pool = np.frombuffer(memory, np.uint8)
+        self.last = self.pool.copy()
+        self.offset = np.uint64((self.last.ctypes.data - buffer.address) % (1 << 64))
+
+    def healthy(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        self.last[:] = self.pool
+        return super().healthy(plan, op, tuning)
+
+    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        stale = replace(plan, src_planes=plan.src_planes + self.offset)
+        transfer = self.real.post(stale, op, tuning=tuning)
+        self.last[:] = self.pool
+        return transfer
+
+
+def case_of(options: SweepOptions = OPTIONS) -> SweepCase:
+    (case,) = expand_cases(options, transport="loopback")
+    return case
+
+
+@pytest.fixture(params=["put", "get"])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    case = case_of(replace(OPTIONS, ops=(request.param,)))
+    agent = Agent()
+    spec = RigSpec(
+        layout=case.layout,
+        num_blocks=case.pool_blocks,
+        transport="loopback",
+        memory="private",
+        op=case.op,
+        num_threads=1,
+        devices=(-1, -1),
+    )
+    with Rig(spec, agent) as made:
+        yield made
+    agent.close()
+
+
+only_put = pytest.mark.parametrize("rig", ["put"], indirect=True)
+
+
+def measure(
+    rig: Rig,
+    link: Any = None,
+    *,
+    warmup: int = 0,
+    on_round: Callable[[], None] = lambda: None,
+    compute: tuple[str, str] | None = None,
+) -> SweepResult:
+    if link is not None:
+        rig.peer.link = link
+    return Measurement(
+        replace(case_of(), op=rig.spec.op),
+        rig,
+        tuning=Tuning(),
+        num_threads=1,
+        iters=ITERS,
+        warmup=warmup,
+        seed=0,
+        on_round=on_round,
+    ).run(compute)
+
+
+# Copies of a measurement without warm-up: the request, the limit (both proofs); then in each round
+# the limit and the request.
+PROOF, LIMIT_PROOF, LAST_ROUND = 0, 1, 2 + 2 * ITERS - 1
+
+
+def test_a_healthy_link_passes(rig: Rig) -> None:
+    rounds: list[None] = []
+    result = measure(rig, warmup=2, on_round=lambda: rounds.append(None))
+    assert result.verified
+    assert result.iters == len(rounds) == ITERS
+    assert result.op == rig.spec.op.value
+    assert result.total_bytes == 1 << 20
+
+
+@only_put
+def test_the_numbers_of_the_copies_are_right(rig: Rig) -> None:
+    link = CopiesNothing(rig, start=100)
+    measure(rig, link)
+    rounds = 1 if link.left == 100 - LAST_ROUND - 1 else 2  # twice where the limit was beaten
+    assert link.left == 100 - 2 - rounds * 2 * ITERS
+
+
+@pytest.mark.parametrize("start", [PROOF, LAST_ROUND])
+@pytest.mark.parametrize(
+    "fault",
+    [CopiesNothing, SwapsTwoBlocks, SwapsTwoPlanes, LeavesOneBlockOut, LeavesTheLastBytesOut],
+)
+def test_a_fault_of_any_round_is_found(rig: Rig, fault: type[PlantedLink], start: int) -> None:
+    with pytest.raises(VerificationError, match=r"the request: .* words are wrong"):
+        measure(rig, fault(rig, start))
+
+
+@only_put
+@pytest.mark.parametrize("start", [LIMIT_PROOF, LAST_ROUND])
+def test_stale_data_is_found(rig: Rig, start: int) -> None:
+    # The proof of the limit sends what the request's did: only a round has another before it.
+    with pytest.raises(VerificationError, match=r"the request: .* words are wrong"):
+        measure(rig, IsOneRoundStale(rig, start))
+
+
+def test_a_block_too_many_is_found(rig: Rig) -> None:
+    with pytest.raises(VerificationError, match="blocks outside the request: 32768 of") as error:
+        measure(rig, WritesOneBlockTooMany(rig, PROOF))
+    assert "the first in plane 0, block " in str(error.value)
+
+
+@pytest.mark.parametrize("fault", [CopiesNothing, LeavesTheLastBytesOut])
+def test_a_limit_that_was_not_copied_is_found(rig: Rig, fault: type[PlantedLink]) -> None:
+    with pytest.raises(VerificationError, match=r"the contiguous copy: .* words are wrong"):
+        measure(rig, fault(rig, LIMIT_PROOF))
+
+
+@only_put
+def test_a_rate_above_the_physical_limit_is_refused(rig: Rig) -> None:
+    link = CopiesNothing(rig, start=10**6)
+    link.physical_limit_gb_per_s = 1e-6
+    with pytest.raises(VerificationError, match=r"is above the physical limit of 0\.0 GB/s"):
+        measure(rig, link)
+
+
+@pytest.mark.parametrize(("fastest", "contiguous"), [(451.0, 400.0), (300.0, 450.1)])
+def test_either_figure_may_be_impossible(fastest: float, contiguous: float) -> None:
+    with pytest.raises(VerificationError, match=r"physical limit of 450\.0 GB/s"):
+        require_possible(fastest, contiguous, 450.0)
+    require_possible(450.0, 450.0, 450.0)
+    require_possible(fastest, contiguous, None)
+
+
+class Sleeps(PlantedLink):
+    """Sleeps before copies of the request and of the limit, by how often that was measured."""
+
+    request_s: tuple[float, ...] = ()
+    limit_s: tuple[float, ...] = ()
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig, 0)
+        self.num_copies = 0
+
+    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+        attempt = max(self.num_copies - 2, 0) // (2 * ITERS)
+        self.num_copies += 1
+        is_limit = plan.page_bytes != self.rig.spec.layout.page_bytes
+        time.sleep((self.limit_s if is_limit else self.request_s)[attempt])
+        return self.healthy(plan, op, tuning)
+
+
+class BeatsTheLimit(Sleeps):
+    request_s, limit_s = (0.0, 0.0), (0.05, 0.05)
+
+
+class BeatsTheLimitOnce(Sleeps):
+    request_s, limit_s = (0.0, 0.05), (0.05, 0.0)
+
+
+class StaysBelow(Sleeps):
+    request_s, limit_s = (0.05,), (0.0,)
+
+
+@only_put
+@pytest.mark.parametrize(
+    ("link", "attempts", "has_note"),
+    [(BeatsTheLimit, 2, True), (BeatsTheLimitOnce, 2, False), (StaysBelow, 1, False)],
+)
+def test_above_the_measured_limit_is_measured_again(
+    rig: Rig, link: type[Sleeps], attempts: int, has_note: bool
+) -> None:
+    rounds: list[None] = []
+    result = measure(rig, link(rig), on_round=lambda: rounds.append(None))
+    assert len(rounds) == attempts * ITERS
+    assert result.iters == ITERS
+    assert [("measured twice" in note) for note in result.notes] == ([True] if has_note else [])
+    assert (result.fraction_of_limit > 1) == has_note
+
+
+@only_put
+def test_the_note_names_the_other_stores(rig: Rig) -> None:
+    class Streams(BeatsTheLimit):
+        def healthy(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
+            done = super().healthy(plan, op, tuning)
+            return FinishedTransfer(done.num_bytes, "one process, streaming")
+
+    class Link(Streams):
+        limit_s = (*BeatsTheLimit.limit_s, 0.0)
+
+    (note,) = measure(rig, Link(rig)).notes
+    assert "the limit is memcpy's; contiguous with the streaming stores used here: " in note
+
+
+@only_put
+def test_measured_again_under_the_same_load(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU there is no load, so the rounds beside it are planted."""
+    effects = [ComputeEffect("gemm", "src", 1.0, beside_us) for beside_us in (1.5, 1.25)]
+    left = list(effects)
+
+    def beside(self: Measurement, kind: str, side: str) -> Any:
+        assert (kind, side) == ("gemm", "src")
+        return self._rounds(), left.pop(0)
+
+    monkeypatch.setattr(Measurement, "_rounds_beside", beside)
+    result = measure(rig, BeatsTheLimit(rig), compute=("gemm", "src"))
+    assert result.compute == effects[1]
+    assert result.compute.slowdown == 0.25
+    assert left == []
+
+
+def test_rounds_by_size() -> None:
+    sizes = (0, (1 << 20) - 1, 1 << 20, (64 << 20) - 1, 64 << 20, 1 << 40)
+    assert [default_iters(size) for size in sizes] == [500, 500, 100, 100, 20, 20]
+
+
+# How a sweep reports them.
+
+
+def copy_nothing(*_: Any) -> str:
+    return "memcpy"
+
+
+def test_a_sweep_reports_wrong_bytes_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SweepRun(replace(OPTIONS, iters=1)) as run:
+        monkeypatch.setattr("kvxfer.transport.loopback.copy_mapped", copy_nothing)
+        assert run.run_case(run.cases[0]) is None
+        assert run.report.failed
+        assert run.report.results == []
+        (skipped,) = run.report.skipped
+        assert skipped.failed
+        assert "words are wrong at the destination" in skipped.reason
+        monkeypatch.undo()
+        assert run.run_case(run.cases[0]) is not None  # and goes on
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"), [(NotAvailable("no such memory"), False), (KvxferError("broken"), True)]
+)
+def test_a_sweep_tells_what_is_missing_from_what_is_broken(
+    monkeypatch: pytest.MonkeyPatch, error: KvxferError, ends: bool
+) -> None:
+    def fail(*_: Any) -> str:
+        raise error
+
+    with SweepRun(replace(OPTIONS, iters=1)) as run:
+        monkeypatch.setattr("kvxfer.transport.loopback.copy_mapped", fail)
+        if ends:
+            with pytest.raises(KvxferError, match="broken"):
+                run.run_case(run.cases[0])
+        else:
+            assert run.run_case(run.cases[0]) is None
+        (skipped,) = run.report.skipped
+        assert skipped.reason == str(error)
+        assert run.report.failed == ends
+
+
+@pytest.mark.parametrize(("asked", "fails"), [("nvlink", True), ("auto", False)])
+def test_a_silent_fall_back_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, asked: str, fails: bool
+) -> None:
+    """No machine has NVLink and PCIe between two GPUs, so the path is read off a planted result."""
+    with SweepRun(replace(OPTIONS, iters=1)) as run:
+        measured = run.run_case(run.cases[0])
+        assert measured is not None
+        fallen = replace_path(measured, "pcie, bulk kernel put")
+        monkeypatch.setattr(run, "_transport", "nvlink")
+        monkeypatch.setattr(run, "_options", replace(OPTIONS, transport=asked))
+        if fails:
+            with pytest.raises(VerificationError, match="though nvlink was asked for"):
+                run._judge_path(fallen)
+        else:
+            (note,) = run._judge_path(fallen).notes[-1:]
+            assert note.startswith("the two GPUs share no NVLink")
+        assert run._judge_path(replace_path(measured, "nvlink, bulk kernel put"))
+
+
+def replace_path(result: SweepResult, path: str) -> SweepResult:
+    return msgspec.structs.replace(result, actual_path=path)
