@@ -162,11 +162,10 @@ struct DeviceCopier::State {
     KVXFER_CUDA_CHECK(cudaHostGetDevicePointer(&mapped, host, 0));
     board_on_device = reinterpret_cast<std::uint64_t>(mapped);
     KVXFER_CUDA_CHECK(cudaMalloc(&counters, kMaxInFlight * sizeof(std::uint32_t)));
-    KVXFER_CUDA_CHECK(cudaMemset(counters, 0, kMaxInFlight * sizeof(std::uint32_t)));
+    KVXFER_CUDA_CHECK(cudaMemsetAsync(counters, 0, kMaxInFlight * sizeof(std::uint32_t), stream));
     for (int index = 0; index < kMaxInFlight; ++index) {
       flights[index].create(static_cast<std::uint32_t*>(counters) + index);
     }
-    KVXFER_CUDA_CHECK(cudaDeviceSynchronize());
   }
 
   ~State() {

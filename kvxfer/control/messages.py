@@ -137,9 +137,15 @@ class CommitRequest(msgspec.Struct, frozen=True, tag="commit"):
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
-    """The request will not be completed; its pages go into quarantine."""
+    """The request will not be completed, and every write of the caller to its pages is over."""
 
     request_id: RequestId
+
+
+class LeaveRequest(msgspec.Struct, frozen=True, tag="leave"):
+    """The caller has unmapped the cache: every write of its connection is over."""
+
+    incarnation: Name
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

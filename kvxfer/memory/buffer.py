@@ -116,6 +116,8 @@ def _read_tensor(array: Any, what: str) -> Buffer:
     """A torch tensor, by its own methods: torch exports DLPack of the current device alone."""
     if array.device.type not in ("cpu", "cuda"):
         raise InvalidUsage(f"{what} is on {array.device}; use CPU or CUDA memory")
+    if array.requires_grad:
+        raise InvalidUsage(f"{what} carries a gradient; pass tensor.detach()")
     if not array.is_contiguous():
         raise _refuse_strides(what)
     address, num_bytes = array.data_ptr(), array.numel() * array.element_size()

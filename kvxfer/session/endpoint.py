@@ -14,6 +14,7 @@ from kvxfer.control import (
     Done,
     InitReply,
     InitRequest,
+    LeaveRequest,
     PlaneSpec,
     ReserveReply,
     ReserveRequest,
@@ -76,6 +77,7 @@ class Endpoint:
         self._board = Board()
         cache.on_close(self._board.withdraw)
         self._slots: dict[str, int] = {}
+        self._idle: dict[str, None] = {}  # incarnations that left, oldest first
         self._lock = threading.Lock()
         self._server = ControlServer(
             {
@@ -84,6 +86,7 @@ class Endpoint:
                     ReserveRequest: self._reserve,
                     CommitRequest: self._commit,
                     AbortRequest: self._abort,
+                    LeaveRequest: self._leave,
                 },
             },
             bind_host=bind_host,
@@ -98,6 +101,9 @@ class Endpoint:
 
     def connect(self, addresses: Mapping[str, str], *, deadline_s: float = 10.0) -> Peer:
         """Meet the endpoint at ``addresses`` and map its cache.
+
+        Transfers to one endpoint are numbered over all connections from here: post over one of them
+        at a time.
 
         Raises:
             ControlTimeout: no answer within ``deadline_s``.
@@ -153,10 +159,7 @@ class Endpoint:
                 f"{', '.join(request.transports) or 'nothing'}"
             )
         self.cache.require_live()
-        with self._lock:
-            slot = self._slots.get(request.incarnation)
-            if slot is None:
-                slot = self._slots[request.incarnation] = self._board.take_slot()
+        slot = self._slot_of(request.incarnation)
         view = self.cache.view
         return InitReply(
             incarnation=self.incarnation,
@@ -191,3 +194,24 @@ class Endpoint:
     def _abort(self, request: AbortRequest) -> Done:
         self.blocks.release(request.request_id)
         return Done(request.request_id)
+
+    def _leave(self, request: LeaveRequest) -> Done:
+        with self._lock:
+            if request.incarnation in self._slots:
+                self._idle[request.incarnation] = None
+        return Done(request.incarnation)
+
+    def _slot_of(self, incarnation: str) -> int:
+        """The peer's slot, kept when it leaves, so that it counts on when it comes back.
+
+        Only when no slot is left does the peer that left first lose its own.
+        """
+        with self._lock:
+            self._idle.pop(incarnation, None)
+            if incarnation not in self._slots:
+                if not self._board.has_free_slot and self._idle:
+                    oldest = next(iter(self._idle))
+                    del self._idle[oldest]
+                    self._board.give_back(self._slots.pop(oldest))
+                self._slots[incarnation] = self._board.take_slot()
+            return self._slots[incarnation]

@@ -1,5 +1,6 @@
 """A connection to another process's cache."""
 
+import logging
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -15,15 +16,20 @@ from kvxfer.control import (
     Done,
     InitReply,
     InitRequest,
+    LeaveRequest,
     ReserveReply,
     ReserveRequest,
 )
-from kvxfer.errors import InvalidUsage, NotAvailable, ProtocolMismatch, TransferTimeout
+from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, ProtocolMismatch, TransferTimeout
 from kvxfer.layout import CopyPlan, KVLayout, KVView, plan
 from kvxfer.layout.plan import BlockIds
 from kvxfer.memory import KVCache
 from kvxfer.session.layouts import layout_spec
 from kvxfer.transport import Link, Op, Transfer, Transport, Tuning
+
+# A peer that is gone does not answer; its board is gone with it.
+_LEAVE_S = 0.5
+_log = logging.getLogger(__name__)
 
 
 class Peer:
@@ -59,9 +65,15 @@ class Peer:
             )
         self.incarnation = reply.incarnation
         self._epoch = reply.epoch
-        self.link: Link = transport.link(cache, reply.regions, reply.board)
-        self.view = _remote_view(reply, self.link)
+        self._own_incarnation = incarnation
+        self._closed = False
         self._alloc = ControlClient(addresses["alloc"], (ReserveReply, Done), deadline_s=deadline_s)
+        try:
+            self.link: Link = transport.link(cache, reply.regions, reply.board)
+            self.view = _remote_view(reply, self.link)
+        except BaseException:
+            self._leave()
+            raise
 
     def reserve(
         self, request_id: str, num_blocks: int, *, timeout_s: float = 10.0
@@ -137,9 +149,15 @@ class Peer:
         return self.link.post(copy, Op.GET, tuning=tuning, after_stream=after_stream)
 
     def close(self) -> None:
-        """Unmap the peer's cache and end the connection; may be called more than once."""
-        self._alloc.close()
+        """Unmap the peer's cache and end the connection; may be called more than once.
+
+        Raises:
+            TransferTimeout: transfers in flight did not end; the connection stays as it is.
+        """
+        if self._closed:
+            return
         self.link.close()
+        self._leave()
 
     def __enter__(self) -> "Peer":
         return self
@@ -151,6 +169,16 @@ class Peer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _leave(self) -> None:
+        """Tell the peer, which may be gone by now, that nothing more comes from here."""
+        self._closed = True
+        try:
+            self._alloc.call(LeaveRequest(self._own_incarnation), deadline_s=_LEAVE_S)
+        except KvxferError as error:
+            _log.info("leaving peer %s: %s", self.incarnation, error)
+        finally:
+            self._alloc.close()
 
     def _checked_ids(self, block_ids: list[int], num_blocks: int) -> NDArray[np.int64]:
         ids = np.array(block_ids, dtype=np.int64)

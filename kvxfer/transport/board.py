@@ -67,6 +67,11 @@ class Board:
         self._flags = _core.CompletionBoard(self._segment.address, num_flags)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
 
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether :meth:`take_slot` would give one."""
+        return bool(self._free)
+
     def take_slot(self) -> int:
         """Reserve a slot for one peer.
 

@@ -84,7 +84,8 @@ class DeviceLink(Link):
         with self._lock:
             if self._closed:
                 raise InvalidUsage("this link is closed; connect again")
-            sequence = self._slot.next_sequence()
+            self._slot.require_open()
+            sequence = self._slot.sequence + 1
             # Positional, because this call stands in the latency of every transfer.
             used = self._copier.post(
                 tables,
@@ -96,6 +97,7 @@ class DeviceLink(Link):
                 ordered,
                 after_stream or 0,
             )
+            self._slot.next_sequence()  # a refused post must not count as a transfer over there
         path = f"{self.path}, {_ENGINE_TEXT[used]} {op.value}"
         return _DeviceTransfer(self, sequence, plan.total_bytes, path)
 

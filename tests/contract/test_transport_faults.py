@@ -180,9 +180,6 @@ def test_an_unknown_incarnation_cannot_be_waited_for(pair: Pair) -> None:
         pair.local.endpoint.wait("nobody", 1, timeout_s=0.0)
 
 
-@pytest.mark.xfail(
-    reason="a slot of the completion board is not given back when its peer is gone", strict=True
-)
 def test_any_number_of_successors_may_connect(pair: Pair) -> None:
     num_slots = 64
     cache = shape(num_blocks=1)

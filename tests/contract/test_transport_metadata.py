@@ -12,7 +12,7 @@ from mutations import mutate
 from transport_pairs import LOOPBACK, SHM_PRIVATE, SHM_SHARED, LinkPair, Pair
 
 from kvxfer.control import ControlClient, InitReply, InitRequest
-from kvxfer.errors import KvxferError, PeerLost, ProtocolMismatch
+from kvxfer.errors import KvxferError, NotAvailable, PeerLost, ProtocolMismatch
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind
 from kvxfer.session.layouts import layout_spec
@@ -174,6 +174,19 @@ def test_a_region_of_another_process_than_the_board_is_refused(pair: Pair) -> No
     other = change(regions[0], process__pid=1)
     with pytest.raises(ProtocolMismatch, match="name different processes"):
         make_transport(pair).link(pair.local.cache, [other], board)
+
+
+def test_metadata_of_a_process_that_is_not_the_one_here_is_refused(pair: Pair) -> None:
+    regions, board = fetch(pair)
+    transport, cache = make_transport(pair), pair.local.cache
+    process = msgspec.msgpack.decode(board)["process"]
+    for fields, error, message in [
+        ({"process__start_ticks": process["start_ticks"] - 1}, PeerLost, "its id was reused"),
+        ({"process__pid_namespace": 1}, NotAvailable, "lives in another pid namespace"),
+    ]:
+        # Region and board agree, so that only the process itself can tell.
+        with pytest.raises(error, match=message):
+            transport.link(cache, [change(regions[0], **fields)], change(board, **fields))
 
 
 @pytest.mark.parametrize("kind", [SHM_PRIVATE], indirect=True, ids=str)

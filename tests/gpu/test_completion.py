@@ -60,13 +60,17 @@ def test_what_is_signalled_is_visible(
         race(pair, num_rounds=num_rounds)
 
 
-@pytest.mark.parametrize("engine", ["load_store", "dma"])
-def test_what_another_engine_signals_is_visible(child: DeviceChild, engine: str) -> None:
+@pytest.mark.parametrize("num_sms", [1, 0, 32])
+@pytest.mark.parametrize("cache", [TINY, MIDDLE], ids=["8k", "512k"])
+@pytest.mark.parametrize("engine", ["bulk", "load_store", "dma"])
+def test_what_each_engine_signals_is_visible(
+    child: DeviceChild, engine: str, cache: CacheShape, num_sms: int
+) -> None:
     def post(pair: GpuPair, dst: list[int]) -> None:
-        pair.peer.put(ALL_BLOCKS, dst, tuning=Tuning(engine=engine))
+        pair.peer.put(ALL_BLOCKS, dst, tuning=Tuning(engine, num_sms))
 
-    with linked_devices(child, MIDDLE) as pair:
-        race(pair, num_rounds=100, post=post)
+    with linked_devices(child, cache) as pair:
+        race(pair, num_rounds=20, post=post)
 
 
 def faulty(fault: _core.CopyFault, engine: _core.CopyEngine) -> Post:

@@ -70,7 +70,7 @@ def cases(draw: Any) -> Case:
         src_ids,
         dst_ids,
         draw(st.sampled_from(ENGINES)),
-        draw(st.sampled_from([0, 1, 2, 7, 40])),
+        draw(st.sampled_from([0, 1, 2, 6, 7, 8, 12, 24, 40])),
     )
 
 

@@ -81,7 +81,7 @@ def test_the_path_is_read_back(child: DeviceChild, devices: tuple[int, int]) -> 
     with linked_devices(child, devices=devices) as pair:
         path = pair.put([0], [1])
         if nvlink_joins(*devices):
-            assert path == "nvlink, bulk kernel put"
+            assert path.startswith("nvlink, ")
             limit = pair.peer.link.physical_limit_gb_per_s
             assert limit is not None
             assert 10 < limit < 2000
