@@ -213,5 +213,8 @@ class Endpoint:
                     oldest = next(iter(self._idle))
                     del self._idle[oldest]
                     self._board.give_back(self._slots.pop(oldest))
-                self._slots[incarnation] = self._board.take_slot()
+                slot = self._board.take_slot()
+                # It may have been that of a peer which died without leaving.
+                self._slots = {name: one for name, one in self._slots.items() if one != slot}
+                self._slots[incarnation] = slot
             return self._slots[incarnation]

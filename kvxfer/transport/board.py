@@ -1,8 +1,9 @@
 """The completion board: where the side that copies tells the other that data is visible.
 
 The serving process owns the board, a shared segment of 64-byte slots. Each peer gets one slot and
-stores growing sequence numbers in it, ordered after its data; the owner waits on the slot. One slot
-more says whether the cache behind the board still stands.
+stores growing sequence numbers in it, ordered after its data; the owner waits on the slot. Behind
+the number the peer writes which process it is, so that the owner can tell slots of the dead. One
+slot more says whether the cache behind the board still stands.
 """
 
 import os
@@ -12,6 +13,8 @@ import weakref
 from typing import Annotated, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from kvxfer import _core
 from kvxfer.errors import NotAvailable, PeerLost, ProtocolMismatch
@@ -19,6 +22,7 @@ from kvxfer.memory.segment import create_segment
 
 NUM_SLOTS = 64
 _WITHDRAWN_SLOT = NUM_SLOTS  # not a peer's: it becomes 1 when the owner withdraws its cache
+_IDENTITY = slice(1, 4)  # words of a slot that hold its peer's pid, start and pid namespace
 _SLICE_S = 0.2
 
 _Spec = TypeVar("_Spec", bound=msgspec.Struct)
@@ -65,6 +69,7 @@ class Board:
         num_flags = NUM_SLOTS + 1
         self._segment = create_segment(num_flags * _core.CompletionBoard.SLOT_BYTES)
         self._flags = _core.CompletionBoard(self._segment.address, num_flags)
+        self._words = _words(self._segment)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
 
     @property
@@ -79,10 +84,25 @@ class Board:
             NotAvailable: all are taken.
         """
         if not self._free:
+            self._free = [slot for slot in range(NUM_SLOTS) if self._is_dead(slot)]
+        if not self._free:
             raise NotAvailable(f"{NUM_SLOTS} peers are linked, which is the limit; close one first")
         slot = self._free.pop()
+        self._words[slot] = 0
         self._flags.signal(slot, 0)
         return slot
+
+    def _is_dead(self, slot: int) -> bool:
+        pid, start_ticks, pid_namespace = (int(word) for word in self._words[slot, _IDENTITY])
+        if not 0 < pid < 1 << 31:
+            return False  # handed out, and not opened yet
+        try:
+            _core.require_same_process(_core.ProcessIdentity(pid, start_ticks, pid_namespace))
+        except PeerLost:
+            return True
+        except NotAvailable:
+            pass
+        return False
 
     def give_back(self, slot: int) -> None:
         """Return a slot whose peer is gone."""
@@ -123,6 +143,8 @@ class PeerSlot:
         self.address = self._segment.address
         self.num_slots = spec.num_bytes // _core.CompletionBoard.SLOT_BYTES
         self._flags = _core.CompletionBoard(self.address, self.num_slots)
+        own = ProcessSpec.own()
+        _words(self._segment)[self.slot, _IDENTITY] = own.pid, own.start_ticks, own.pid_namespace
         self._sequence = self._flags.load(self.slot)
 
     @property
@@ -155,6 +177,13 @@ class PeerSlot:
     def signal(self, sequence: int) -> None:
         """Publish ``sequence`` after every earlier store of this thread."""
         self._flags.signal(self.slot, sequence)
+
+
+def _words(segment: _core.SharedSegment) -> NDArray[np.uint64]:
+    """The board as words, ``[slots, words of a slot]``."""
+    words: NDArray[np.uint64] = np.frombuffer(segment, np.uint64)  # type: ignore[call-overload]
+    slot_words = _core.CompletionBoard.SLOT_BYTES // 8
+    return words[: words.size // slot_words * slot_words].reshape(-1, slot_words)
 
 
 def _watch_end(owner: object, pid: int) -> "select.poll | None":

@@ -1,5 +1,7 @@
 """The completion board: slots that are handed out, waited on, given back and withdrawn."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -158,3 +160,20 @@ def test_a_slot_outside_the_board_is_refused() -> None:
     for call in calls:
         with pytest.raises(InvalidUsage, match="completion slot 4 of a board of 4"):
             call(4)
+
+
+def test_a_full_board_takes_back_the_slots_of_the_dead() -> None:
+    board = Board()
+    for _ in range(NUM_SLOTS):
+        slot = board.take_slot()
+    program = (
+        "import sys; from kvxfer.transport.board import PeerSlot; "
+        "PeerSlot(bytes.fromhex(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", program, board.describe(slot).hex()]
+    subprocess.run(command, check=True, timeout=GUARD_S, cwd="/")
+    alive = PeerSlot(board.describe(3))
+    assert board.take_slot() == slot
+    with pytest.raises(NotAvailable, match="which is the limit"):
+        board.take_slot()
+    assert alive.slot == 3
