@@ -190,17 +190,7 @@ class Measurement:
         return median(samples.limit_us) / median(samples.latency_us)
 
     def _above_limit_note(self, samples: _Samples) -> str:
-        note = f"{self._fraction(samples):.2f} of the contiguous copy, measured twice, interleaved"
-        if self._tuning.engine == "auto" and "streaming" in samples.actual_path:
-            streaming = _Samples()
-            for _ in range(max(self._iters // 2, 3)):
-                self._copy_contiguous(streaming, Tuning(engine="streaming"))
-            rate = gb_per_s(self._case.total_bytes, median(streaming.limit_us) / 1e6)
-            note += (
-                f": the limit is memcpy's; contiguous with the streaming stores used here: "
-                f"{rate:.1f} GB/s"
-            )
-        return note
+        return f"{self._fraction(samples):.2f} of the contiguous copy, measured twice, interleaved"
 
     def _result(
         self, samples: _Samples, notes: list[str], effect: ComputeEffect | None

@@ -125,7 +125,7 @@ class _MappedLink(HostLink):
         return f"{self.path}, {copy_mapped(self._pool, plan, engine)}"
 
     def limit_tuning(self) -> Tuning:
-        return Tuning(engine="memcpy")
+        return Tuning()  # by the same stores as a paged copy of that size
 
 
 class _AttachedLink(HostLink):

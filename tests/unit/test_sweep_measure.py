@@ -288,20 +288,6 @@ def test_above_the_measured_limit_is_measured_again(
 
 
 @only_put
-def test_the_note_names_the_other_stores(rig: Rig) -> None:
-    class Streams(BeatsTheLimit):
-        def healthy(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-            done = super().healthy(plan, op, tuning)
-            return FinishedTransfer(done.num_bytes, "one process, streaming")
-
-    class Link(Streams):
-        limit_s = (*BeatsTheLimit.limit_s, 0.0)
-
-    (note,) = measure(rig, Link(rig)).notes
-    assert "the limit is memcpy's; contiguous with the streaming stores used here: " in note
-
-
-@only_put
 def test_measured_again_under_the_same_load(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU there is no load, so the rounds beside it are planted."""
     effects = [ComputeEffect("gemm", "src", 1.0, beside_us) for beside_us in (1.5, 1.25)]
