@@ -5,6 +5,7 @@ cupy or a CUDA driver.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
+    if name == "_core" and find_spec("kvxfer._core") is None:
+        raise ImportError(
+            f"{__path__[0]} is kvxfer's source tree, where the native core is not built; run from "
+            "another folder, or install with pip install -e ."
+        )
     if home is None:
         raise AttributeError(f"module 'kvxfer' has no attribute {name!r}")
     value = getattr(import_module(home), name)

@@ -57,7 +57,7 @@ def check_path(path: str, engine: str, op: str) -> None:
 def engine(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name == "bulk" and _core.device_info(0).compute_major < 9:
-        pytest.skip("bulk copies need compute capability 9.0")
+        pytest.skip(reason="bulk copies need compute capability 9.0")
     return name
 
 

@@ -73,7 +73,7 @@ FAR_IDS = [2047, 2048, 2049, 4095, 4096, 4097, NUM_LARGE_BLOCKS - 1, 0]
 @pytest.mark.parametrize("engine", ["bulk", "load_store", "dma"])
 def test_blocks_beyond_2_and_4_gib(child: DeviceChild, engine: str) -> None:
     if free_bytes(0) < 8 << 30:
-        pytest.skip("less than 8 GiB of GPU memory is free")
+        pytest.skip(reason="less than 8 GiB of GPU memory is free")
     near_ids = list(range(8))
     with linked_devices(child, FAR, NEAR, remote_seed=None) as pair:
         child.call("fill_pattern", seed=5)

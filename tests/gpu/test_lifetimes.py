@@ -162,7 +162,7 @@ def test_local_memory_that_was_allocated_anew_is_not_used() -> None:
         del memory
         successor = _core.DeviceBuffer(0, cache_shape.array_bytes)
         if successor.address != address:
-            pytest.skip("the driver gave the new allocation another address")
+            pytest.skip(reason="the driver gave the new allocation another address")
         with pytest.raises(RegistrationError, match="freed and allocated anew since"):
             cache.require_live()
         with pytest.raises(RegistrationError, match="close the old registration first"):

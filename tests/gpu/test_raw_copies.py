@@ -10,7 +10,7 @@ from kvxfer.errors import InvalidUsage
 
 ENGINES = [_core.CopyEngine.LOAD_STORE, _core.CopyEngine.DMA, _core.CopyEngine.AUTO]
 BLOCKS = [(0, 3000), (3000, 0), (9000, 12000), (12000, 6000)]
-needs_bulk = pytest.mark.skipif(
+needs_bulk = pytest.mark.skipif(  # its reason is below
     _core.device_count() > 0 and _core.device_info(0).compute_major < 9,
     reason="bulk copies need compute capability 9.0",
 )
@@ -89,9 +89,9 @@ def pattern_of(buffer: _core.DeviceBuffer) -> _core.PatternTables:
 @pytest.mark.parametrize("engine", [*ENGINES, _core.CopyEngine.BULK], ids=lambda one: one.name)
 def test_one_page_longer_than_4_gib(engine: _core.CopyEngine) -> None:
     if free_bytes(0) < 3 * LONG_BYTES:
-        pytest.skip("less than 13 GiB of GPU memory is free")
+        pytest.skip(reason="less than 13 GiB of GPU memory is free")
     if engine == _core.CopyEngine.BULK and _core.device_info(0).compute_major < 9:
-        pytest.skip("bulk copies need compute capability 9.0")
+        pytest.skip(reason="bulk copies need compute capability 9.0")
     src, dst = (_core.DeviceBuffer(0, LONG_BYTES) for _ in range(2))
     _core.pattern_fill_device(0, pattern_of(src), 1)
     _core.pattern_fill_device(0, pattern_of(dst), 2)

@@ -65,7 +65,7 @@ def stall(copier: RawCopier, src: RawMemory, dst: RawMemory) -> None:
 @pytest.fixture(params=["BULK", "LOAD_STORE", "DMA"])
 def engine(request: pytest.FixtureRequest) -> _core.CopyEngine:
     if request.param == "BULK" and _core.device_info(0).compute_major < 9:
-        pytest.skip("bulk copies need compute capability 9.0")
+        pytest.skip(reason="bulk copies need compute capability 9.0")
     return _core.CopyEngine.__members__[request.param]
 
 

@@ -35,6 +35,7 @@ def sweep(*arguments: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
+        cwd="/",  # not the source tree, whose kvxfer has no core
         env={**os.environ, "NO_COLOR": "1"},
     )
 
@@ -116,6 +117,7 @@ def test_verbose_logs_go_to_stderr() -> None:
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
+        cwd="/",  # not the source tree, whose kvxfer has no core
     )
     assert result.returncode == 0
     lines = result.stderr.splitlines()
@@ -251,7 +253,7 @@ def test_an_error_later_keeps_the_results_before_it(tmp_path: Path) -> None:
 def test_what_is_not_available_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
     found = available_transports()["nvlink"]
     if found.available:
-        pytest.skip("nvlink is available here, so nothing is missing")
+        pytest.skip(reason="nvlink is available here, so nothing is missing")
     assert main(["sweep", "--transport", "nvlink"]) == 3
     assert found.reason in capsys.readouterr().err
 
@@ -277,6 +279,7 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            cwd="/",
         )
         self.child = 0
 

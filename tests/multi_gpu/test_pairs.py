@@ -61,7 +61,7 @@ def test_put_and_get(
     child: DeviceChild, devices: tuple[int, int], engine: str, page_bytes: int
 ) -> None:
     if engine == "bulk" and page_bytes % 16:
-        pytest.skip("the bulk kernel refuses unaligned pages")
+        pytest.skip(reason="the bulk kernel refuses unaligned pages")
     pages = pages_of(page_bytes)
     with linked_devices(child, pages, devices=devices) as pair:
         for turn, num_sms in enumerate((1, 8, 132)):

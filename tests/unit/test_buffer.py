@@ -218,7 +218,7 @@ def test_a_cuda_array_interface_of_no_gpu_memory_is_refused() -> None:
 
 def test_device_memory_of_a_machine_without_gpu_says_why() -> None:
     if _core.device_count() > 0:
-        pytest.skip("this machine has a GPU")
+        pytest.skip(reason="this machine has a GPU")
     assert _core.no_device_reason()
     with pytest.raises(KvxferError) as caught:
         _core.DeviceBuffer(0, 1 << 20)

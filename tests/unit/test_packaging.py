@@ -124,7 +124,7 @@ def test_the_wheel_holds_the_package_alone() -> None:
     files = metadata.files("kvxfer") or []
     origin = metadata.distribution("kvxfer").read_text("direct_url.json") or "{}"
     if json.loads(origin).get("dir_info", {}).get("editable"):
-        pytest.skip("an editable install has no wheel's list of files")
+        pytest.skip(reason="an editable install has no wheel's list of files")
     paths = [path.as_posix() for path in files if "__pycache__" not in path.parts]
     assert wheel_problems(paths) == []
 

@@ -90,7 +90,12 @@ def new_modules(code: str) -> set[str]:
     script = f"import sys, pytest\nbefore = set(sys.modules)\n{code}\n"
     script += "print(*sorted(set(sys.modules) - before))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, text=True, timeout=60
+        [sys.executable, "-c", script],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+        cwd="/",
     )
     return set(done.stdout.split())
 
@@ -267,7 +272,7 @@ def test_wrong_arguments(make: PairFactory, options: dict[str, Any], message: st
 def test_what_is_not_here_says_why(make: PairFactory) -> None:
     found = available_transports()["nvlink"]
     if found.available:
-        pytest.skip("nvlink is available here, so nothing is refused")
+        pytest.skip(reason="nvlink is available here, so nothing is refused")
     with pytest.raises(NotAvailable) as error:
         make(layout=LAYOUT, num_blocks=8, transport="nvlink")
     assert found.reason in str(error.value)
