@@ -103,7 +103,7 @@ void register_copier(py::module_& module) {
             self.set_bulk_shape({num_warps, num_stages, slot_bytes, store_depth});
           },
           py::arg("num_warps"), py::arg("num_stages"), py::arg("slot_bytes"),
-          py::arg("store_depth"));
+          py::arg("store_depth"), ReleaseGil());
 }
 
 }  // namespace

@@ -93,8 +93,9 @@ void register_memory(py::module_& module) {
 
   py::class_<SharedSegment>(module, "SharedSegment", py::buffer_protocol(),
                             "Sealed anonymous memory that several processes map.")
-      .def_static("create", &SharedSegment::create, py::arg("num_bytes"))
-      .def_static("open", &SharedSegment::open, py::arg("pid"), py::arg("fd"), py::arg("num_bytes"))
+      .def_static("create", &SharedSegment::create, py::arg("num_bytes"), ReleaseGil())
+      .def_static("open", &SharedSegment::open, py::arg("pid"), py::arg("fd"), py::arg("num_bytes"),
+                  ReleaseGil())
       .def_property_readonly("address", &SharedSegment::address)
       .def_property_readonly("num_bytes", &SharedSegment::num_bytes)
       .def_property_readonly("fd", &SharedSegment::fd)

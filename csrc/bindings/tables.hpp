@@ -15,6 +15,9 @@ namespace kvxfer::bindings {
 
 using Table = py::array_t<std::uint64_t, py::array::c_style>;
 
+// Leaves room for rounding up without a wrap of 64 bits.
+constexpr std::uint64_t kMaxPageBytes = 1ull << 62;
+
 inline std::uint32_t table_length(const Table& first, const Table& second, const char* what) {
   KVXFER_REQUIRE(first.ndim() == 1 && second.ndim() == 1 && first.size() == second.size(),
                  std::string("the two tables of ") + what + " have " +
@@ -33,7 +36,8 @@ class PlanTables {
         dst_planes_(std::move(dst_planes)),
         src_offsets_(std::move(src_offsets)),
         dst_offsets_(std::move(dst_offsets)) {
-    KVXFER_REQUIRE(page_bytes > 0, "page_bytes is 0");
+    KVXFER_REQUIRE(page_bytes > 0 && page_bytes <= kMaxPageBytes,
+                   "page_bytes is " + std::to_string(page_bytes) + "; use 1 to 2^62");
     plan_ = {src_planes_.data(),
              dst_planes_.data(),
              src_offsets_.data(),

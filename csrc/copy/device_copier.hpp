@@ -32,7 +32,7 @@ struct DeviceCopyOptions {
   CopyFault fault = CopyFault::kNone;
 };
 
-/// Shape of the bulk kernel. Zeros stand for the measured best of the page size.
+/// Shape of the bulk kernel. Zeros stand for the measured best.
 struct BulkShape {
   int num_warps = 0;    ///< warps a block
   int num_stages = 0;   ///< slots of shared memory a warp

@@ -23,6 +23,9 @@ namespace {
 // streaming copy several pages side by side.
 constexpr std::uint64_t kPiecesPerThread = 4;
 constexpr std::uint64_t kLine = 64;
+// A cross-memory call moves at most INT_MAX bytes: a call is full at this many, and one more piece
+// of this many still fits.
+constexpr std::uint64_t kMaxPieceBytes = 1ull << 30;
 
 struct Piece {
   std::uint64_t src;
@@ -38,7 +41,8 @@ class OrderedPieces {
       : plan_(plan), order_(plan.num_blocks) {
     const auto wanted = kPiecesPerThread * static_cast<std::uint64_t>(num_threads);
     const std::uint64_t cuts = plan.num_pages() >= wanted ? 1 : wanted;
-    piece_bytes_ = ((plan.page_bytes + cuts - 1) / cuts + kLine - 1) / kLine * kLine;
+    const std::uint64_t even = ((plan.page_bytes + cuts - 1) / cuts + kLine - 1) / kLine * kLine;
+    piece_bytes_ = std::min(even, kMaxPieceBytes);
     per_page_ = (plan.page_bytes + piece_bytes_ - 1) / piece_bytes_;
     std::iota(order_.begin(), order_.end(), 0u);
     std::sort(order_.begin(), order_.end(), [sort_offsets](std::uint32_t a, std::uint32_t b) {
@@ -138,9 +142,8 @@ void copy_slice_streaming(const OrderedPieces& all, std::uint64_t begin, std::ui
   drain_streams();
 }
 
-// The kernel takes at most IOV_MAX (1024) pieces a call and moves at most INT_MAX bytes.
+// The kernel takes at most IOV_MAX (1024) entries on either side of a call.
 constexpr std::size_t kMaxIovecs = 1024;
-constexpr std::uint64_t kMaxCallBytes = 1ull << 30;
 
 struct CrossMemoryBatch {
   std::vector<iovec> local;
@@ -153,7 +156,7 @@ struct CrossMemoryBatch {
     num_bytes += local_piece.iov_len;
   }
   [[nodiscard]] bool full() const {
-    return local.size() == kMaxIovecs || num_bytes >= kMaxCallBytes;
+    return local.size() == kMaxIovecs || remote.size() == kMaxIovecs || num_bytes >= kMaxPieceBytes;
   }
   void clear() {
     local.clear();

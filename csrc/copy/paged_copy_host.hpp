@@ -13,7 +13,7 @@ namespace kvxfer {
 /// the last-level cache.
 void paged_copy_host(WorkerPool& pool, const CopyPlan& plan, bool bypass_cache);
 
-/// Which side of a cross-memory copy is this process.
+/// Which side of a cross-memory copy lies in the other process.
 enum class RemoteSide { kSource, kDestination };
 
 /// Copies every page of `plan` between this process and process `pid` by cross-memory attach

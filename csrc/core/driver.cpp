@@ -36,9 +36,6 @@ Driver load() {
   find(library, "cuMemUnmap", table.mem_unmap);
   find(library, "cuMemSetAccess", table.mem_set_access);
   find(library, "cuMemRelease", table.mem_release);
-  find(library, "cuMemCreate", table.mem_create);
-  find(library, "cuMemGetAllocationGranularity", table.mem_get_allocation_granularity);
-  find(library, "cuMemGetAllocationPropertiesFromHandle", table.mem_get_allocation_properties);
   return table;
 }
 

@@ -22,9 +22,6 @@ struct Driver {
   decltype(&::cuMemUnmap) mem_unmap;
   decltype(&::cuMemSetAccess) mem_set_access;
   decltype(&::cuMemRelease) mem_release;
-  decltype(&::cuMemCreate) mem_create;
-  decltype(&::cuMemGetAllocationGranularity) mem_get_allocation_granularity;
-  decltype(&::cuMemGetAllocationPropertiesFromHandle) mem_get_allocation_properties;
 };
 
 /// Throws Error(kNotAvailable) where libcuda.so.1 or one of the functions is missing.

@@ -1,47 +1,36 @@
 #pragma once
 
-#include <condition_variable>
+#include <sys/types.h>
+
 #include <cstdint>
-#include <exception>
 #include <functional>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <memory>
 
 namespace kvxfer {
 
 /// A fixed team of threads that share one job at a time. The caller is member 0 of the team, so a
-/// pool of one starts no thread.
+/// pool of one starts no thread. Threads do not survive fork(): in a child process the parent's
+/// pool refuses jobs, and its end leaves the parent's state alone.
 class WorkerPool {
  public:
+  /// Throws Error(kInvalidUsage) outside 1 to 256 threads, Error(kSystem) where they cannot start.
   explicit WorkerPool(int num_threads);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  [[nodiscard]] int num_threads() const noexcept { return static_cast<int>(threads_.size()) + 1; }
+  [[nodiscard]] int num_threads() const noexcept;
 
   /// Runs job(begin, end) on every member over a near-equal slice of [0, num_items) and returns
   /// when all are done. The first exception of a member is rethrown here. Calls from several
-  /// threads queue.
+  /// threads queue. Throws Error(kInvalidUsage) in a forked child.
   using Job = std::function<void(std::uint64_t begin, std::uint64_t end)>;
   void run(std::uint64_t num_items, const Job& job);
 
  private:
-  void member_loop(int member);
-  void run_slice(int member) noexcept;
-
-  std::vector<std::thread> threads_;
-  std::mutex run_mutex_;  // one job at a time
-  std::mutex mutex_;      // guards all below
-  std::condition_variable start_;
-  std::condition_variable finished_;
-  const Job* job_ = nullptr;
-  std::uint64_t num_items_ = 0;
-  std::uint64_t round_ = 0;
-  int num_running_ = 0;
-  bool stopping_ = false;
-  std::exception_ptr failure_;
+  class Team;
+  std::unique_ptr<Team> team_;
+  pid_t owner_;
 };
 
 }  // namespace kvxfer

@@ -1,5 +1,6 @@
 #include "transport/completion_board.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -13,6 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::milliseconds(20);
+constexpr double kForeverS = 1e9;
 constexpr auto kNap = std::chrono::microseconds(50);
 
 std::atomic_ref<std::uint64_t> flag(std::uint64_t address) {
@@ -45,8 +47,10 @@ std::uint64_t CompletionBoard::load(std::uint32_t slot) const {
 bool CompletionBoard::wait(std::uint32_t slot, std::uint64_t sequence, double timeout_s) const {
   const auto value = flag(slot_address(slot));
   const auto start = Clock::now();
+  // Longer than a clock can count is for ever; what is no number is no wait.
+  const double bounded_s = timeout_s > 0 ? std::min(timeout_s, kForeverS) : 0;
   const auto deadline =
-      start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+      start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded_s));
   while (value.load(std::memory_order_acquire) < sequence) {
     const auto now = Clock::now();
     if (now >= deadline) return false;

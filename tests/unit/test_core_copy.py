@@ -343,3 +343,23 @@ def test_tables_outlive_the_arrays_they_were_made_of() -> None:
     copy(tables, "memcpy", 2)
     assert len(junk) == 64
     assert np.array_equal(dst.memory, expected)
+
+
+def test_neighbours_on_one_side_alone_do_not_pass_the_kernels_limit() -> None:
+    """3,000 pages in a row here, every other page over there: only one list of a call can merge."""
+    page, count = 64, 3000
+    source = np.random.default_rng(0).integers(0, 256, count * page, np.uint8)
+    target = np.zeros(2 * count * page, np.uint8)
+    rows = np.arange(count, dtype=np.uint64) * np.uint64(page)
+    pool = _core.WorkerPool(1)
+    for remote_is_destination in (True, False):
+        target[:] = 0
+        tables = _core.PlanTables(
+            np.array([source.ctypes.data], np.uint64),
+            np.array([target.ctypes.data], np.uint64),
+            rows,
+            rows * np.uint64(2),
+            page,
+        )
+        _core.paged_copy_process_vm(pool, tables, os.getpid(), remote_is_destination)
+        assert (target.reshape(count, 2, page)[:, 0].reshape(-1) == source).all()
