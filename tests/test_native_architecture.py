@@ -56,7 +56,8 @@ def includes(sources: Sources) -> Iterator[tuple[str, str, bool]]:
     for path, source in sources.items():
         if path.startswith("csrc/"):
             for quote, header in pattern.findall(source):
-                yield path, header, quote == '"' or header.partition("/")[0] in CPP_ARROWS
+                room, slash, _ = header.partition("/")  # <memory> is the standard library's
+                yield path, header, quote == '"' or bool(slash) and room in CPP_ARROWS
 
 
 def code_matches(sources: Sources, pattern: str, why: str) -> list[str]:

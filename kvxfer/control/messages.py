@@ -30,6 +30,7 @@ _HEAD = struct.Struct(">4sH")
 
 RequestId = Annotated[str, Meta(min_length=1, max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
+Connection = Annotated[str, Meta(max_length=64)]  # as `InitRequest.incarnation`; empty: not said
 Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Positive = Annotated[int, Meta(ge=1, le=MAX_INT)]
 Blob = Annotated[bytes, Meta(max_length=64 << 10)]
@@ -55,7 +56,10 @@ class PlaneSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InitRequest(msgspec.Struct, frozen=True, kw_only=True, tag="init"):
-    """The caller's incarnation and layout, and the transports that it can use, best first."""
+    """Who calls, its layout, and the transports that it can use, best first.
+
+    ``incarnation`` names the connection: a caller with several to one server says which.
+    """
 
     incarnation: Name
     layout: LayoutSpec
@@ -96,11 +100,15 @@ class InitReply(msgspec.Struct, frozen=True, kw_only=True, tag="init_reply"):
 
 
 class ReserveRequest(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
-    """Asks for ``num_blocks`` blocks; ``epoch`` is that of the caller's last `InitReply`."""
+    """Asks for ``num_blocks`` blocks; ``epoch`` is that of the caller's last `InitReply`.
+
+    ``incarnation`` is that of `InitRequest`: ids of different connections never meet.
+    """
 
     request_id: RequestId
     num_blocks: Annotated[int, Meta(ge=1, le=MAX_BLOCK_IDS)]
     epoch: Count
+    incarnation: Connection = ""
 
 
 class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply"):
@@ -134,12 +142,17 @@ class CommitRequest(msgspec.Struct, frozen=True, tag="commit"):
     """Every page of the request is written and visible."""
 
     request_id: RequestId
+    incarnation: Connection = ""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
-    """The request will not be completed, and every write of the caller to its pages is over."""
+    """The request will not be completed, and every write of the caller to its pages is over.
+
+    Of a committed request it frees nothing: those blocks are the engine's.
+    """
 
     request_id: RequestId
+    incarnation: Connection = ""
 
 
 class LeaveRequest(msgspec.Struct, frozen=True, tag="leave"):
@@ -149,7 +162,10 @@ class LeaveRequest(msgspec.Struct, frozen=True, tag="leave"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """Commit or abort has taken effect, now or at an earlier repeat."""
+    """Commit, abort or leave has taken effect, now or at an earlier repeat.
+
+    ``request_id`` is that of the request; in the answer to leave it holds the incarnation.
+    """
 
     request_id: RequestId
 

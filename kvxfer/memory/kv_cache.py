@@ -56,7 +56,7 @@ class KVCache:
             block_stride_bytes=layout.page_bytes,
         )
         self.registrations: list[Registration] = []
-        self._on_close: list[Callable[[], None]] = []
+        self._on_close: dict[object, Callable[[], None]] = {}
         try:
             for buffer in buffers:
                 self.registrations.append(register(buffer))
@@ -83,14 +83,24 @@ class KVCache:
         for registration in self.registrations:
             registration.require_live()
 
-    def on_close(self, call: Callable[[], None]) -> None:
-        """Have ``call`` run when the cache is closed, before its registrations go."""
-        self._on_close.append(call)
+    def on_close(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Have ``call`` run when the cache is closed, before its registrations go.
+
+        Returns:
+            What takes that back, and lets go of ``call``; may be called more than once.
+        """
+        key = object()
+        self._on_close[key] = call
+
+        def cancel() -> None:
+            self._on_close.pop(key, None)
+
+        return cancel
 
     def close(self) -> None:
         """Give up the registrations; may be called more than once."""
         while self._on_close:
-            self._on_close.pop()()
+            self._on_close.popitem()[1]()
         for registration in self.registrations:
             registration.close()
 

@@ -22,9 +22,10 @@ from kvxfer.control import (
 from kvxfer.errors import InvalidUsage, NotAvailable, RegistrationError
 from kvxfer.memory import KVCache, MemoryKind
 from kvxfer.session.block_pool import BlockPool
+from kvxfer.session.connections import ConnectionNames
 from kvxfer.session.layouts import layout_spec, require_equal_layouts
 from kvxfer.session.peer import Peer
-from kvxfer.transport import Board, create_transport
+from kvxfer.transport import Board, Export, create_transport
 
 _RETRY_AFTER_S = 0.01
 # From the clock, so that a restarted worker does not take up its predecessor's epochs.
@@ -41,7 +42,8 @@ class Endpoint:
         cache: the registered cache.
         incarnation: differs at every start, so that a peer never takes a successor for us.
         addresses: URLs of the ``init`` and ``alloc`` channels, for :meth:`connect` elsewhere.
-        blocks: the block pool that the alloc channel serves.
+        blocks: the block pool that the alloc channel serves. A request that a peer has committed
+            keeps its blocks until ``blocks.release`` is called here.
     """
 
     def __init__(
@@ -71,27 +73,34 @@ class Endpoint:
         self.cache = cache
         self.incarnation = uuid.uuid4().hex
         self.blocks = BlockPool(cache.num_blocks)
+        self._names = ConnectionNames(self.incarnation)
         self._transport = create_transport(transport, memory=kind, num_threads=num_threads)
-        self._exports = [self._transport.export(item) for item in cache.registrations]
         self._epoch = next(_EPOCHS)
-        self._board = Board()
-        cache.on_close(self._board.withdraw)
-        self._slots: dict[str, int] = {}
-        self._idle: dict[str, None] = {}  # incarnations that left, oldest first
+        self._slots: dict[str, int] = {}  # by connection
+        self._idle: dict[str, None] = {}  # connections that left, oldest first
         self._lock = threading.Lock()
-        self._server = ControlServer(
-            {
-                "init": {InitRequest: self._init},
-                "alloc": {
-                    ReserveRequest: self._reserve,
-                    CommitRequest: self._commit,
-                    AbortRequest: self._abort,
-                    LeaveRequest: self._leave,
+        self._board = Board()
+        self._exports: list[Export] = []
+        self._forget = cache.on_close(self._board.withdraw)
+        try:
+            for item in cache.registrations:
+                self._exports.append(self._transport.export(item))
+            self._server = ControlServer(
+                {
+                    "init": {InitRequest: self._init},
+                    "alloc": {
+                        ReserveRequest: self._reserve,
+                        CommitRequest: self._commit,
+                        AbortRequest: self._abort,
+                        LeaveRequest: self._leave,
+                    },
                 },
-            },
-            bind_host=bind_host,
-            ports=ports,
-        )
+                bind_host=bind_host,
+                ports=ports,
+            )
+        except BaseException:
+            self._withdraw()
+            raise
         self.addresses = dict(self._server.addresses)
 
     @property
@@ -102,8 +111,8 @@ class Endpoint:
     def connect(self, addresses: Mapping[str, str], *, deadline_s: float = 10.0) -> Peer:
         """Meet the endpoint at ``addresses`` and map its cache.
 
-        Transfers to one endpoint are numbered over all connections from here: post over one of them
-        at a time.
+        Transfers are numbered a connection (:attr:`Peer.connection`). A connection that follows a
+        closed one to the same endpoint has its name and counts on.
 
         Raises:
             ControlTimeout: no answer within ``deadline_s``.
@@ -113,23 +122,29 @@ class Endpoint:
         return Peer(
             self.cache,
             self._transport,
-            incarnation=self.incarnation,
+            names=self._names,
             addresses=addresses,
             deadline_s=deadline_s,
         )
 
-    def wait(self, incarnation: str, sequence: int, *, timeout_s: float) -> bool:
-        """Wait until the peer of that incarnation has completed its transfer number ``sequence``.
+    def wait(self, connection: str, sequence: int, *, timeout_s: float) -> bool:
+        """Wait until a peer has completed its transfer number ``sequence``.
 
-        True means that the bytes are visible here. Transfers of a peer are numbered from 1.
+        True means that the bytes are visible here.
+
+        Args:
+            connection: the other side's :attr:`Peer.connection`; of its only connection to here
+                that is its incarnation.
+            sequence: :attr:`Transfer.sequence`; the transfers of a connection are numbered from 1.
+            timeout_s: how long to wait.
 
         Raises:
-            InvalidUsage: no peer of that incarnation has connected.
+            InvalidUsage: no peer of that name has connected.
         """
-        slot = self._slots.get(incarnation)
+        slot = self._slots.get(connection)
         if slot is None:
             raise InvalidUsage(
-                f"no peer of incarnation {incarnation!r} has connected; wait once it has"
+                f"no peer of incarnation {connection!r} has connected; wait once it has"
             )
         return self._board.wait(slot, sequence, timeout_s=timeout_s)
 
@@ -137,6 +152,11 @@ class Endpoint:
         """Stop serving and withdraw the cache; may be called more than once."""
         self._board.withdraw()
         self._server.close()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        self._forget()
+        self._board.withdraw()
         for export in self._exports:
             export.close()
 
@@ -180,7 +200,7 @@ class Endpoint:
                 "again"
             )
         self.cache.require_live()
-        block_ids = self.blocks.reserve(request.request_id, request.num_blocks)
+        block_ids = self.blocks.reserve(request.incarnation, request.request_id, request.num_blocks)
         if block_ids is None:
             return ReserveReply(
                 request_id=request.request_id, state="wait", retry_after_s=_RETRY_AFTER_S
@@ -188,11 +208,11 @@ class Endpoint:
         return ReserveReply(request_id=request.request_id, state="granted", block_ids=block_ids)
 
     def _commit(self, request: CommitRequest) -> Done:
-        self.blocks.commit(request.request_id)
+        self.blocks.commit(request.incarnation, request.request_id)
         return Done(request.request_id)
 
     def _abort(self, request: AbortRequest) -> Done:
-        self.blocks.release(request.request_id)
+        self.blocks.abort(request.incarnation, request.request_id)
         return Done(request.request_id)
 
     def _leave(self, request: LeaveRequest) -> Done:
@@ -201,20 +221,23 @@ class Endpoint:
                 self._idle[request.incarnation] = None
         return Done(request.incarnation)
 
-    def _slot_of(self, incarnation: str) -> int:
+    def _slot_of(self, connection: str) -> int:
         """The peer's slot, kept when it leaves, so that it counts on when it comes back.
 
         Only when no slot is left does the peer that left first lose its own.
         """
         with self._lock:
-            self._idle.pop(incarnation, None)
-            if incarnation not in self._slots:
+            self._idle.pop(connection, None)
+            if connection not in self._slots:
                 if not self._board.has_free_slot and self._idle:
                     oldest = next(iter(self._idle))
                     del self._idle[oldest]
-                    self._board.give_back(self._slots.pop(oldest))
+                    freed = self._slots.pop(oldest, None)
+                    if freed is not None:
+                        self._board.give_back(freed)
                 slot = self._board.take_slot()
                 # It may have been that of a peer which died without leaving.
                 self._slots = {name: one for name, one in self._slots.items() if one != slot}
-                self._slots[incarnation] = slot
-            return self._slots[incarnation]
+                self._idle = {name: None for name in self._idle if name in self._slots}
+                self._slots[connection] = slot
+            return self._slots[connection]

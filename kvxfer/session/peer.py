@@ -2,7 +2,9 @@
 
 import logging
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 
 import msgspec
@@ -24,6 +26,7 @@ from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, ProtocolMisma
 from kvxfer.layout import CopyPlan, KVLayout, KVView, plan
 from kvxfer.layout.plan import BlockIds
 from kvxfer.memory import KVCache
+from kvxfer.session.connections import ConnectionNames
 from kvxfer.session.layouts import layout_spec
 from kvxfer.transport import Link, Op, Transfer, Transport, Tuning
 
@@ -37,6 +40,9 @@ class Peer:
 
     Attributes:
         incarnation: which start of the peer this is.
+        connection: the name of this connection, which the far side's :meth:`kvxfer.Endpoint.wait`
+            and :class:`BlockPool` know it by: the connecting endpoint's incarnation, with a number
+            behind it where that endpoint has another connection open to the same peer.
         view: the peer's pages, at the addresses that this link's copies use.
         link: the transport's link.
     """
@@ -46,7 +52,7 @@ class Peer:
         cache: KVCache,
         transport: Transport,
         *,
-        incarnation: str,
+        names: ConnectionNames,
         addresses: Mapping[str, str],
         deadline_s: float,
     ) -> None:
@@ -55,24 +61,38 @@ class Peer:
         if missing:
             raise InvalidUsage(f"addresses lack {', '.join(sorted(missing))}; pass both channels")
         self._cache = cache
-        with ControlClient(addresses["init"], InitReply, deadline_s=deadline_s) as init:
-            reply = init.call(
-                InitRequest(
-                    incarnation=incarnation,
-                    layout=layout_spec(cache.layout),
-                    transports=[transport.name],
-                )
-            )
+        at = addresses["init"]
+        self._alloc = ControlClient(addresses["alloc"], (ReserveReply, Done), deadline_s=deadline_s)
+        self._closed = False
+        try:
+            with ControlClient(at, InitReply, deadline_s=deadline_s) as init:
+                while True:
+                    self.connection = names.propose(at)
+                    reply = init.call(
+                        InitRequest(
+                            incarnation=self.connection,
+                            layout=layout_spec(cache.layout),
+                            transports=[transport.name],
+                        )
+                    )
+                    if names.claim(at, reply.incarnation, self.connection):
+                        break
+        except BaseException:
+            self._alloc.close()
+            raise
         self.incarnation = reply.incarnation
         self._epoch = reply.epoch
-        self._own_incarnation = incarnation
-        self._closed = False
-        self._alloc = ControlClient(addresses["alloc"], (ReserveReply, Done), deadline_s=deadline_s)
+        self._give_back: Callable[[], object] = partial(
+            names.give_back, self.incarnation, self.connection
+        )
         try:
             self.link: Link = transport.link(cache, reply.regions, reply.board)
+            # Goes with the link, not the peer: a transfer in flight keeps it, and its slot busy.
+            self._give_back = weakref.finalize(self.link, self._give_back)
             self.view = _remote_view(reply, self.link)
         except BaseException:
             self._leave()
+            self._give_back()
             raise
 
     def reserve(
@@ -88,7 +108,12 @@ class Peer:
         deadline = time.monotonic() + timeout_s
         while True:
             reply = self._alloc.call(
-                ReserveRequest(request_id=request_id, num_blocks=num_blocks, epoch=self._epoch)
+                ReserveRequest(
+                    request_id=request_id,
+                    num_blocks=num_blocks,
+                    epoch=self._epoch,
+                    incarnation=self.connection,
+                )
             )
             if not isinstance(reply, ReserveReply):
                 raise ProtocolMismatch(f"the peer answered a reservation with {type(reply)}")
@@ -105,12 +130,18 @@ class Peer:
             time.sleep(pause_s)
 
     def commit(self, request_id: str) -> None:
-        """Tell the peer that the request's pages are filled: all its transfers are complete."""
-        self._alloc.call(CommitRequest(request_id))
+        """Tell the peer that the request's pages are filled: all its transfers are complete.
+
+        From now on the blocks are the peer's engine's, which alone frees them.
+        """
+        self._alloc.call(CommitRequest(request_id, self.connection))
 
     def abort(self, request_id: str) -> None:
-        """Give the request's blocks back. Only once every transfer to them is complete."""
-        self._alloc.call(AbortRequest(request_id))
+        """Give the request's blocks back. Only once every transfer to them is complete.
+
+        Of a committed request, or one that holds nothing, this changes nothing.
+        """
+        self._alloc.call(AbortRequest(request_id, self.connection))
 
     def plan(self, op: Op, local_block_ids: BlockIds, remote_block_ids: BlockIds) -> CopyPlan:
         """What :meth:`put` or :meth:`get` would copy.
@@ -152,12 +183,14 @@ class Peer:
         """Unmap the peer's cache and end the connection; may be called more than once.
 
         Raises:
-            TransferTimeout: transfers in flight did not end; the connection stays as it is.
+            TransferTimeout: transfers in flight did not end; nothing was unmapped, and
+                closing again waits again.
         """
         if self._closed:
             return
         self.link.close()
         self._leave()
+        self._give_back()  # after leaving, so that the next to use the slot is not taken for idle
 
     def __enter__(self) -> "Peer":
         return self
@@ -174,7 +207,7 @@ class Peer:
         """Tell the peer, which may be gone by now, that nothing more comes from here."""
         self._closed = True
         try:
-            self._alloc.call(LeaveRequest(self._own_incarnation), deadline_s=_LEAVE_S)
+            self._alloc.call(LeaveRequest(self.connection), deadline_s=_LEAVE_S)
         except KvxferError as error:
             _log.info("leaving peer %s: %s", self.incarnation, error)
         finally:

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import msgspec
@@ -44,6 +45,7 @@ class Agent:
         self.handlers: Mapping[type[msgspec.Struct], Callable[[Any], msgspec.Struct]] = {
             messages.Prepare: self._prepare,
             messages.Fill: self._fill,
+            messages.FillPrefix: self._fill_prefix,
             messages.Check: self._check,
             messages.CheckPrefix: self._check_prefix,
             messages.Compute: self._compute,
@@ -56,15 +58,12 @@ class Agent:
 
     def close(self) -> None:
         """Free everything; may be called more than once."""
-        if self._load is not None:
-            self._load.close()
-            self._load = None
-        if self._endpoint is not None:
-            self._endpoint.close()
-            self._endpoint = None
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        held = (self._pool, self._endpoint, self._load)
+        self._pool = self._endpoint = self._load = None
+        with ExitStack() as stack:  # the last first, and all of them, whichever fails
+            for one in held:
+                if one is not None:
+                    stack.callback(one.close)
 
     def _prepare(self, message: messages.Prepare) -> messages.Prepared:
         self.close()
@@ -87,6 +86,10 @@ class Agent:
     def _fill(self, message: messages.Fill) -> messages.Ready:
         ids = np.array(message.block_ids, dtype=np.int64) if message.block_ids else None
         self._prepared().fill(message.seed, ids)
+        return messages.Ready()
+
+    def _fill_prefix(self, message: messages.FillPrefix) -> messages.Ready:
+        self._prepared().fill_prefix(message.seed, message.num_bytes)
         return messages.Ready()
 
     def _check(self, message: messages.Check) -> messages.Checked:

@@ -1,9 +1,9 @@
 """One case, measured.
 
 Order of a case: first the proofs (the request arrives, nothing outside it changes, the contiguous
-copy of the limit arrives), then the timed rounds. A round times the contiguous copy, writes a new
-pattern on the source, times the request and checks every byte of it on the destination: limit and
-figure are interleaved, and no round's bytes can pass for another's.
+copy of the limit arrives), then the timed rounds. A round times the contiguous copy and the
+request, each of a source that was just written, and checks every byte of the request on the
+destination: limit and figure are interleaved, and no round's bytes can pass for another's.
 """
 
 import time
@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvxfer.errors import VerificationError
+from kvxfer.layout import CopyPlan
 from kvxfer.sweep.cases import SweepCase
 from kvxfer.sweep.compute import ComputeLoad
 from kvxfer.sweep.result import ComputeEffect, Latency, Median, Rate, SweepResult
 from kvxfer.sweep.rig import TIMEOUT_S, BlockTables, Rig
 from kvxfer.sweep.stats import median, percentile
-from kvxfer.transport import Op, Tuning
+from kvxfer.transport import Op, Transfer, Tuning
 from kvxfer.units import gb_per_s
 
 _ABOVE_LIMIT = 1.03
 _COMPUTE_ALONE_S = 0.5
+_COMPUTE_BESIDE_S = 0.5
 # Rounds by the size of a request: enough for a p99 where a round is short.
 _ITERS_BY_BYTES = ((1 << 20, 500), (64 << 20, 100))
 _ITERS_LARGE = 20
@@ -35,6 +37,7 @@ class _Samples:
     post_us: list[float] = field(default_factory=list)
     limit_us: list[float] = field(default_factory=list)
     actual_path: str = ""
+    busy_s: float | None = None  # wall time of transfers without a pause between them
 
 
 def default_iters(total_bytes: int) -> int:
@@ -69,7 +72,6 @@ class Measurement:
         self._seed = seed
         self._rng = np.random.default_rng(seed)
         self._on_round = on_round
-        self._contiguous = rig.contiguous_plan(case.total_bytes)
 
     def run(self, compute: tuple[str, str] | None = None) -> SweepResult:
         """Prove, then time.
@@ -106,10 +108,12 @@ class Measurement:
         tables = self._draw_tables()
         self._rig.fill_source(seed)
         self._rig.fill_destination(poison)
-        self._transfer(tables, _Samples())
+        plan = self._plan(tables, _Samples())
+        self._transfer(plan, _Samples())  # no wake: it would touch what must not change
         self._rig.require_delivered(seed, tables)
         self._rig.require_untouched(poison, tables)
-        self._copy_contiguous(_Samples(), self._rig.peer.link.limit_tuning())
+        self._rig.fill_destination(poison)  # else the request's bytes could pass for the copy's
+        self._rig.limit_copy(self._case.total_bytes)
         self._rig.require_prefix(seed, self._case.total_bytes)
 
     def _timed(self, compute: tuple[str, str] | None) -> tuple[_Samples, ComputeEffect | None]:
@@ -125,45 +129,54 @@ class Measurement:
         return samples
 
     def _round(self, samples: _Samples) -> None:
-        self._copy_contiguous(samples, self._rig.peer.link.limit_tuning())
-        seed = self._next_seed()
+        num_bytes = self._case.total_bytes
+        self._rig.fill_source_prefix(self._next_seed(), num_bytes)
+        samples.limit_us.append(self._rig.limit_copy(num_bytes) * 1e6)
+        seed = self._next_seed()  # not the prefix's, whose bytes are on the destination by now
         tables = self._draw_tables()
         self._rig.fill_source(seed, tables.source)
-        self._transfer(tables, samples)
+        plan = self._plan(tables, samples)
+        self._rig.wake()
+        self._transfer(plan, samples)
         self._rig.require_delivered(seed, tables)
 
-    def _transfer(self, tables: BlockTables, samples: _Samples) -> None:
+    def _plan(self, tables: BlockTables, samples: _Samples) -> CopyPlan:
         peer, op = self._rig.peer, self._case.op
         put = op is Op.PUT
         local = tables.source if put else tables.destination
         remote = tables.destination if put else tables.source
-        self._rig.wake()
         start = time.perf_counter_ns()
         plan = peer.plan(op, local, remote)
-        planned = time.perf_counter_ns()
-        transfer = peer.link.post(plan, op, tuning=self._tuning)
-        posted = time.perf_counter_ns()
+        samples.plan_us.append((time.perf_counter_ns() - start) / 1e3)
+        return plan
+
+    def _transfer(self, plan: CopyPlan, samples: _Samples) -> None:
+        self._complete(self._post(plan, samples), samples)
+
+    def _post(self, plan: CopyPlan, samples: _Samples) -> tuple[Transfer, int]:
+        start = time.perf_counter_ns()
+        transfer = self._rig.peer.link.post(plan, self._case.op, tuning=self._tuning)
+        samples.post_us.append((time.perf_counter_ns() - start) / 1e3)
+        return transfer, start
+
+    def _complete(self, posted: tuple[Transfer, int], samples: _Samples) -> None:
+        transfer, start = posted
         transfer.wait(TIMEOUT_S)
-        done = time.perf_counter_ns()
-        samples.plan_us.append((planned - start) / 1e3)
-        samples.post_us.append((posted - planned) / 1e3)
-        samples.latency_us.append((done - planned) / 1e3)
+        samples.latency_us.append((time.perf_counter_ns() - start) / 1e3)
         samples.actual_path = transfer.actual_path
 
-    def _copy_contiguous(self, samples: _Samples, tuning: Tuning) -> None:
-        self._rig.wake()
-        start = time.perf_counter_ns()
-        self._rig.peer.link.post(self._contiguous, self._case.op, tuning=tuning).wait(TIMEOUT_S)
-        samples.limit_us.append((time.perf_counter_ns() - start) / 1e3)
-
     def _rounds_beside(self, kind: str, side: str) -> tuple[_Samples, ComputeEffect]:
-        """Rounds of the request alone, back to back, so that the load is never without them."""
-        limits = self._rounds()
+        """Transfers back to back, and nothing else, for as long as the load is timed."""
+        samples = _Samples(limit_us=self._rounds().limit_us)
+        tables = self._draw_tables()
+        seed = self._next_seed()
+        self._rig.fill_source(seed, tables.source)
+        plan = self._plan(tables, samples)
         if (side == "src") == (self._case.op is Op.PUT):
             load = ComputeLoad(kind, self._rig.local.cache.device)
             try:
                 alone_us = _settle(load)
-                samples = self._busy_rounds(limits)
+                self._busy(plan, samples)
             finally:
                 beside_us = load.close()
         else:
@@ -171,23 +184,35 @@ class Measurement:
             time.sleep(_COMPUTE_ALONE_S)
             alone_us = self._rig.stop_compute()
             self._rig.start_compute(kind)
-            samples = self._busy_rounds(limits)
+            self._busy(plan, samples)
             beside_us = self._rig.stop_compute()
+        self._rig.require_delivered(seed, tables)
         return samples, ComputeEffect(kind, side, alone_us, beside_us)
 
-    def _busy_rounds(self, limits: _Samples) -> _Samples:
-        samples = _Samples(limit_us=limits.limit_us)
-        tables = self._draw_tables()
-        seed = self._next_seed()
-        self._rig.fill_source(seed, tables.source)
-        deadline = time.monotonic() + _COMPUTE_ALONE_S
-        while time.monotonic() < deadline:
-            self._transfer(tables, samples)
-        self._rig.require_delivered(seed, tables)
-        return samples
+    def _busy(self, plan: CopyPlan, samples: _Samples) -> None:
+        """The next is posted before the last is waited for: the path never runs dry."""
+        start = time.perf_counter()
+        posted = self._post(plan, samples)
+        while time.perf_counter() - start < _COMPUTE_BESIDE_S:
+            following = self._post(plan, samples)
+            self._complete(posted, samples)
+            posted = following
+        self._complete(posted, samples)
+        samples.busy_s = time.perf_counter() - start
+
+    def _rates(self, samples: _Samples) -> Rate:
+        num_bytes = self._case.total_bytes
+        if samples.busy_s is not None:
+            rate = gb_per_s(num_bytes * len(samples.latency_us), samples.busy_s)
+            return Rate(rate, rate, rate)
+        rates = [gb_per_s(num_bytes, value / 1e6) for value in samples.latency_us]
+        return Rate(median(rates), min(rates), max(rates))
+
+    def _limit(self, samples: _Samples) -> float:
+        return gb_per_s(self._case.total_bytes, median(samples.limit_us) / 1e6)
 
     def _fraction(self, samples: _Samples) -> float:
-        return median(samples.limit_us) / median(samples.latency_us)
+        return self._rates(samples).p50 / self._limit(samples)
 
     def _above_limit_note(self, samples: _Samples) -> str:
         return f"{self._fraction(samples):.2f} of the contiguous copy, measured twice, interleaved"
@@ -196,8 +221,6 @@ class Measurement:
         self, samples: _Samples, notes: list[str], effect: ComputeEffect | None
     ) -> SweepResult:
         case, link = self._case, self._rig.peer.link
-        rates = [gb_per_s(case.total_bytes, value / 1e6) for value in samples.latency_us]
-        limit = gb_per_s(case.total_bytes, median(samples.limit_us) / 1e6)
         on_device = case.memory == "device"
         return SweepResult(
             transport=case.transport,
@@ -214,10 +237,10 @@ class Measurement:
             sm_count=case.num_sms if on_device else 0,
             num_threads=0 if on_device else self._num_threads,
             iters=len(samples.latency_us),
-            gb_per_s=Rate(median(rates), min(rates), max(rates)),
+            gb_per_s=self._rates(samples),
             latency_us=Latency(*(percentile(samples.latency_us, q) for q in (50, 90, 99))),
-            limit_gb_per_s=limit,
-            fraction_of_limit=median(rates) / limit,
+            limit_gb_per_s=self._limit(samples),
+            fraction_of_limit=self._fraction(samples),
             plan_us=Median(median(samples.plan_us)),
             post_us=Median(median(samples.post_us)),
             verified=True,

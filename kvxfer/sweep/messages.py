@@ -36,6 +36,13 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_fill"):
     block_ids: _Ids = []
 
 
+class FillPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_fill_prefix"):
+    """Write the pattern of ``seed`` into the first bytes of the pool."""
+
+    seed: _Count
+    num_bytes: _Count
+
+
 class Check(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_check"):
     """Compare blocks with the pattern of the source's blocks."""
 

@@ -4,7 +4,6 @@
 nothing; it holds the caches, fills and checks them.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer.errors import InvalidUsage, PeerLost
-from kvxfer.layout import KVLayout
+from kvxfer.layout import CopyPlan, KVLayout
 from kvxfer.layout.plan import BlockIds
 from kvxfer.memory import MemoryKind
 from kvxfer.session import Peer
@@ -93,18 +92,30 @@ class Pair:
             TransferTimeout: not complete within a minute.
         """
         self._require(Op.PUT)
-        return self._completed(self.peer.put(src_ids, dst_ids, tuning=tuning or self._tuning))
+        return self.move(self.peer.plan(Op.PUT, src_ids, dst_ids), tuning=tuning)
 
     def get(
         self, src_ids: BlockIds, dst_ids: BlockIds, *, tuning: Tuning | None = None
     ) -> Transfer:
         """Read blocks of the source into those of the destination; else as :meth:`put`."""
         self._require(Op.GET)
-        return self._completed(self.peer.get(src_ids, dst_ids, tuning=tuning or self._tuning))
+        return self.move(self.peer.plan(Op.GET, dst_ids, src_ids), tuning=tuning)
 
     def transfer(self, src_ids: BlockIds, dst_ids: BlockIds) -> Transfer:
         """:meth:`put` or :meth:`get`, whichever the pair was made for."""
         return (self.put if self.op is Op.PUT else self.get)(src_ids, dst_ids)
+
+    def plan(self, src_ids: BlockIds, dst_ids: BlockIds) -> CopyPlan:
+        """What :meth:`transfer` would copy, for :meth:`move`."""
+        put = self.op is Op.PUT
+        local, remote = (src_ids, dst_ids) if put else (dst_ids, src_ids)
+        return self.peer.plan(self.op, local, remote)
+
+    def move(self, plan: CopyPlan, *, tuning: Tuning | None = None) -> Transfer:
+        """:meth:`transfer` of a ready plan."""
+        transfer = self.peer.link.post(plan, self.op, tuning=tuning or self._tuning)
+        transfer.wait(TIMEOUT_S)
+        return transfer
 
     def check(self, seed: int, src_ids: BlockIds, dst_ids: BlockIds) -> None:
         """Have the receiver compare every byte of ``dst_ids`` with what ``src_ids`` were filled by.
@@ -138,6 +149,7 @@ class Pair:
         self.transfer(src_ids, dst_ids)
         self.check(new, src_ids, dst_ids)
         self.check_untouched(old, dst_ids)
+        self.fill_destination(old)
         num_bytes = self.total_bytes(src_ids)
         self.limit_copy(num_bytes)
         self._rig.require_prefix(new, num_bytes)
@@ -163,15 +175,18 @@ class Pair:
         pool_bytes = self.num_blocks * self.layout.block_bytes
         if not 0 < num_bytes <= pool_bytes:
             raise InvalidUsage(f"num_bytes is {num_bytes}; use 1 to {pool_bytes}, a pool's size")
-        plan = self._rig.contiguous_plan(num_bytes)
-        link = self.peer.link
-        self.wake()
-        start = time.perf_counter()
-        link.post(plan, self.op, tuning=link.limit_tuning()).wait(TIMEOUT_S)
-        return time.perf_counter() - start
+        return self._rig.limit_copy(num_bytes)
+
+    def fill_prefix(self, seed: int, num_bytes: int) -> None:
+        """Write the pattern of ``seed`` where :meth:`limit_copy` reads, whole pages of it."""
+        _require_seed(seed)
+        self._rig.fill_source_prefix(seed, num_bytes)
 
     def wake(self) -> None:
-        """Run empty transfers, so that the next one finds the path awake."""
+        """Run short copies, so that the next transfer finds the path awake.
+
+        A put overwrites the first bytes of the destination's pool.
+        """
         self._rig.wake()
 
     def close(self) -> None:
@@ -200,10 +215,6 @@ class Pair:
             raise InvalidUsage(
                 f"{op.value} on a pair made for {self.op.value}; make it with op={op.value!r}"
             )
-
-    def _completed(self, transfer: Transfer) -> Transfer:
-        transfer.wait(TIMEOUT_S)
-        return transfer
 
 
 class PeerProcesses:

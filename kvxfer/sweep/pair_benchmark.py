@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvxfer.errors import InvalidUsage
+from kvxfer.layout import CopyPlan
 from kvxfer.layout.plan import BlockIds
 from kvxfer.sweep.measure import require_possible
 from kvxfer.sweep.pair import Pair
@@ -42,7 +43,7 @@ class PairFigures:
 
 
 class PairBenchmark:
-    """Times :meth:`Pair.transfer`. What the fixture ``kvxfer_benchmark`` gives."""
+    """Times :meth:`Pair.move`. What the fixture ``kvxfer_benchmark`` gives."""
 
     def __init__(
         self, benchmark: Any, on_figures: Callable[[PairFigures], None] = lambda _: None
@@ -63,9 +64,9 @@ class PairBenchmark:
         """Move ``src_ids`` to ``dst_ids`` once a round and check each round.
 
         Before the rounds the whole destination is checked (:meth:`Pair.prove`). Untimed, before
-        every round: the last round is checked by the receiver, the contiguous copy of the limit
-        is timed, and the source gets a new pattern. One round is one transfer, from the call to
-        the data being visible to the receiver.
+        every round: the last round is checked by the receiver, the contiguous copy of the limit is
+        timed, and the request is planned, each copy of a source that was just written. One round
+        is one transfer, from posting the plan to the data being visible to the receiver.
 
         Raises:
             VerificationError: a byte is wrong, or the figure is above the physical limit; the
@@ -129,15 +130,19 @@ class _Rounds:
     def actual_path(self) -> str:
         return "" if self._transfer is None else self._transfer.actual_path
 
-    def prepare(self) -> None:
+    def prepare(self) -> tuple[tuple[CopyPlan], dict[str, Any]]:
+        """All that comes before a transfer; its arguments."""
         self.check()
+        self._pair.fill_prefix(self._pair.next_seed(), self.total_bytes)
         self.limit_s.append(self._pair.limit_copy(self.total_bytes))
         self._seed = self._pair.next_seed()
         self._pair.fill(self._seed, self._src_ids)
+        plan = self._pair.plan(self._src_ids, self._dst_ids)
         self._pair.wake()
+        return (plan,), {}
 
-    def transfer(self) -> None:
-        self._transfer = self._pair.transfer(self._src_ids, self._dst_ids)
+    def transfer(self, plan: CopyPlan) -> None:
+        self._transfer = self._pair.move(plan)
 
     def check(self) -> None:
         """Check the last round, if there was one."""

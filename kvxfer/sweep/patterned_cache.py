@@ -12,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer import _core
-from kvxfer.errors import InvalidUsage, NotAvailable
+from kvxfer.errors import InvalidUsage
 from kvxfer.layout import KVLayout
 from kvxfer.memory import KVCache, shared_empty
-
-_HEADROOM_BYTES = 512 << 20
 
 
 class PatternedCache:
@@ -37,8 +35,10 @@ class PatternedCache:
     ) -> None:
         """Allocate ``num_blocks`` blocks in ``shared``, ``private`` or ``device`` memory.
 
+        Whether the host has enough is for :func:`require_host_memory` to say, once for both sides.
+
         Raises:
-            InvalidUsage: an unknown memory, or more than the host has free.
+            InvalidUsage: an unknown memory.
             CudaError: the GPU has too little memory.
         """
         array = _allocate(num_blocks * layout.block_bytes, memory, device)
@@ -49,11 +49,15 @@ class PatternedCache:
     def fill(self, seed: int, block_ids: NDArray[np.int64] | None = None) -> None:
         """Write the pattern of ``seed`` into ``block_ids`` of every plane; None = all blocks."""
         ids = np.arange(self.cache.num_blocks) if block_ids is None else block_ids
-        tables = self._tables(ids, ids)
-        if self._device < 0:
-            _core.pattern_fill_host(self._pool, tables, seed)
-        else:
-            _core.pattern_fill_device(self._device, tables, seed)
+        self._fill(self._tables(ids, ids), seed)
+
+    def fill_prefix(self, seed: int, num_bytes: int) -> None:
+        """Write the pattern of ``seed`` into the whole pages of the first ``num_bytes``.
+
+        Raises:
+            InvalidUsage: more than the pool has.
+        """
+        self._fill(self._prefix(num_bytes), seed)
 
     def check(
         self, seed: int, block_ids: NDArray[np.int64], source_ids: NDArray[np.int64]
@@ -67,19 +71,7 @@ class PatternedCache:
         Raises:
             InvalidUsage: more than the pool has.
         """
-        pool_bytes = self.cache.num_blocks * self.cache.layout.block_bytes
-        if num_bytes > pool_bytes:
-            raise InvalidUsage(f"{num_bytes} bytes of a pool of {pool_bytes}")
-        page_bytes = self.cache.layout.page_bytes
-        keys = np.arange(num_bytes // page_bytes, dtype=np.uint64)
-        tables = _core.PatternTables(
-            self.cache.view.plane_addresses[:1],
-            np.zeros(1, np.uint64),
-            keys * np.uint64(page_bytes),
-            keys,
-            page_bytes,
-        )
-        return self._check(tables, seed)
+        return self._check(self._prefix(num_bytes), seed)
 
     def close(self) -> None:
         """Give up the registration."""
@@ -105,6 +97,26 @@ class PatternedCache:
             view.layout.page_bytes,
         )
 
+    def _prefix(self, num_bytes: int) -> _core.PatternTables:
+        pool_bytes = self.cache.num_blocks * self.cache.layout.block_bytes
+        if num_bytes > pool_bytes:
+            raise InvalidUsage(f"{num_bytes} bytes of a pool of {pool_bytes}")
+        page_bytes = self.cache.layout.page_bytes
+        keys = np.arange(num_bytes // page_bytes, dtype=np.uint64)
+        return _core.PatternTables(
+            self.cache.view.plane_addresses[:1],
+            np.zeros(1, np.uint64),
+            keys * np.uint64(page_bytes),
+            keys,
+            page_bytes,
+        )
+
+    def _fill(self, tables: _core.PatternTables, seed: int) -> None:
+        if self._device < 0:
+            _core.pattern_fill_host(self._pool, tables, seed)
+        else:
+            _core.pattern_fill_device(self._device, tables, seed)
+
     def _check(self, tables: _core.PatternTables, seed: int) -> _core.PatternMismatch:
         if self._device < 0:
             return _core.pattern_check_host(self._pool, tables, seed)
@@ -121,7 +133,6 @@ def unlisted(block_ids: Sequence[int] | NDArray[np.int64], num_blocks: int) -> N
 def _allocate(num_bytes: int, memory: str, device: int) -> Any:
     if memory == "device":
         return _core.DeviceBuffer(device, num_bytes)
-    _require_host_memory(num_bytes)
     if memory == "shared":
         return shared_empty(num_bytes)
     if memory == "private":
@@ -130,14 +141,3 @@ def _allocate(num_bytes: int, memory: str, device: int) -> Any:
         mapping.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(mapping, dtype=np.uint8)
     raise InvalidUsage(f"memory {memory!r}; use shared, private or device")
-
-
-def _require_host_memory(num_bytes: int) -> None:
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        fields = dict(line.split(":", 1) for line in lines)
-    free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
-    if num_bytes + _HEADROOM_BYTES > free_bytes:
-        raise NotAvailable(
-            f"a pool of {num_bytes} bytes with {free_bytes} bytes of memory free; use fewer "
-            "--tokens or a smaller --total-bytes"
-        )

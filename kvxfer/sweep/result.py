@@ -9,7 +9,10 @@ SCHEMA = "kvxfer.sweep/1"
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """GB/s (1e9 bytes a second) over the iterations: bytes of the request / latency."""
+    """GB/s (1e9 bytes a second) over the iterations: bytes of the request / latency.
+
+    Beside a compute load all three are one figure: bytes of all transfers / wall time of them all.
+    """
 
     p50: float
     min: float

@@ -1,7 +1,8 @@
 """Both sides of a transfer: the local pool, the far agent's pool and the link between them."""
 
+import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeAlias
 
@@ -15,11 +16,14 @@ from kvxfer.session import Endpoint, Peer
 from kvxfer.session.layouts import layout_spec
 from kvxfer.sweep import messages
 from kvxfer.sweep.agent import SweepAgent
+from kvxfer.sweep.host_memory import require_host_memory
 from kvxfer.sweep.patterned_cache import PatternedCache, unlisted
 from kvxfer.transport import Op
 
 TIMEOUT_S = 60.0
 _WAKE_TRANSFERS = 3
+# A page of this many bytes for each thread is cut into work for all of them.
+_WAKE_BYTES = 256
 _Found: TypeAlias = messages.Checked | _core.PatternMismatch
 
 
@@ -64,6 +68,7 @@ class Rig:
         spec: what was connected.
         peer: the link to the far side.
         local: this side's pool.
+        wake_plan: the short copy that wakes the path.
     """
 
     def __init__(self, spec: RigSpec, agent: SweepAgent) -> None:
@@ -86,6 +91,8 @@ class Rig:
             transport=spec.transport,
             num_threads=spec.num_threads,
         )
+        if not on_device:  # both sides are on this host
+            require_host_memory(2 * spec.num_blocks * spec.layout.block_bytes)
         with ExitStack() as stack:
             stack.callback(self._release)
             prepared = agent.call(prepare)
@@ -101,28 +108,44 @@ class Rig:
                 Endpoint(self.local.cache, transport=spec.transport, num_threads=spec.num_threads)
             )
             self.peer: Peer = stack.enter_context(endpoint.connect(prepared.addresses))
+            self.wake_plan = self._plan_wake(near)
             self._stack = stack.pop_all()
 
-    def wake(self) -> None:
-        """Empty transfers, so that a round times a path in use, not one that has slept."""
-        nothing = self.peer.plan(self.spec.op, (), ())
-        for _ in range(_WAKE_TRANSFERS):
-            self.peer.link.post(nothing, self.spec.op).wait(TIMEOUT_S)
+    def wake(self, num_bytes: int | None = None) -> None:
+        """Short copies, so that a round times threads and a GPU in use, not ones that slept.
 
-    def contiguous_plan(self, num_bytes: int) -> CopyPlan:
-        """One range, from the start of the source's pool to the start of the destination's."""
+        A put writes bytes that are of no pattern over the start of the destination's pool, at most
+        ``num_bytes`` of them; a get reads there and writes to memory of its own.
+        """
+        plan = self.wake_plan
+        if num_bytes is not None and num_bytes < plan.page_bytes:
+            plan = replace(plan, page_bytes=num_bytes)
+        for _ in range(_WAKE_TRANSFERS):
+            self.peer.link.post(plan, self.spec.op).wait(TIMEOUT_S)
+
+    def limit_copy(self, num_bytes: int) -> float:
+        """Time one range from the start of the source's pool to that of the destination's.
+
+        By the fastest way that the path has. Returns seconds, from posting the ready plan until
+        the data is visible to the receiver, as for a request.
+        """
         local, remote = (
             view.plane_addresses[:1] for view in (self.local.cache.view, self.peer.view)
         )
-        put = self.spec.op is Op.PUT
-        zero = np.zeros(1, np.uint64)
-        return CopyPlan(
-            local if put else remote,
-            remote if put else local,
-            src_offsets=zero,
-            dst_offsets=zero,
-            page_bytes=num_bytes,
-        )
+        plan = self._one_range(local, remote, num_bytes)
+        link = self.peer.link
+        tuning = link.limit_tuning()
+        self.wake(num_bytes)
+        start = time.perf_counter_ns()
+        link.post(plan, self.spec.op, tuning=tuning).wait(TIMEOUT_S)
+        return (time.perf_counter_ns() - start) / 1e9
+
+    def fill_source_prefix(self, seed: int, num_bytes: int) -> None:
+        """Write the pattern of ``seed`` where :meth:`limit_copy` reads, whole pages of it."""
+        if self.spec.op is Op.PUT:
+            self.local.fill_prefix(seed, num_bytes)
+        else:
+            self._agent.call(messages.FillPrefix(seed=seed, num_bytes=num_bytes))
 
     def fill_source(self, seed: int, block_ids: NDArray[np.int64] | None = None) -> None:
         """Write the pattern of ``seed`` on the source; None = all blocks."""
@@ -192,6 +215,33 @@ class Rig:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _one_range(
+        self, local: NDArray[np.uint64], remote: NDArray[np.uint64], num_bytes: int
+    ) -> CopyPlan:
+        put = self.spec.op is Op.PUT
+        zero = np.zeros(1, np.uint64)
+        return CopyPlan(
+            local if put else remote,
+            remote if put else local,
+            src_offsets=zero,
+            dst_offsets=zero,
+            page_bytes=num_bytes,
+        )
+
+    def _plan_wake(self, device: int) -> CopyPlan:
+        pool_bytes = self.spec.num_blocks * self.spec.layout.block_bytes
+        num_bytes = min(_WAKE_BYTES * self.spec.num_threads, pool_bytes)
+        if device < 0:
+            host = np.zeros(num_bytes, np.uint8)
+            self._scratch: object = host
+            address = host.ctypes.data
+        else:
+            buffer = _core.DeviceBuffer(device, num_bytes)
+            self._scratch = buffer
+            address = buffer.address
+        local = np.array([address], np.uint64)
+        return self._one_range(local, self.peer.view.plane_addresses[:1], num_bytes)
 
     def _release(self) -> None:
         with suppress(PeerLost):  # who is gone holds nothing

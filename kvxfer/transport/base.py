@@ -36,14 +36,10 @@ class Capabilities:
     Attributes:
         memory: kinds of memory it moves.
         cross_process: whether the peer may be another process.
-        asynchronous: whether ``post`` returns before the bytes have moved.
-        ops: the one-sided operations it offers.
     """
 
     memory: frozenset[MemoryKind]
     cross_process: bool
-    asynchronous: bool
-    ops: frozenset[Op] = frozenset(Op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +70,12 @@ class Transfer(ABC):
     Attributes:
         num_bytes: bytes it moves.
         actual_path: what carries them, read back from what was really used.
+        sequence: its number on its connection, from 1, for the far side's ``Endpoint.wait``.
     """
 
     num_bytes: int
     actual_path: str
+    sequence: int
 
     @abstractmethod
     def poll(self, timeout_s: float) -> bool:
@@ -108,9 +106,10 @@ class Transfer(ABC):
 class FinishedTransfer(Transfer):
     """A copy that was complete when ``post`` returned."""
 
-    def __init__(self, num_bytes: int, actual_path: str) -> None:
+    def __init__(self, num_bytes: int, actual_path: str, sequence: int = 0) -> None:
         self.num_bytes = num_bytes
         self.actual_path = actual_path
+        self.sequence = sequence
 
     def poll(self, timeout_s: float) -> bool:
         """True: the bytes were visible before this object existed."""

@@ -6,6 +6,7 @@ the number the peer writes which process it is, so that the owner can tell slots
 slot more says whether the cache behind the board still stands.
 """
 
+import itertools
 import os
 import select
 import time
@@ -24,6 +25,8 @@ NUM_SLOTS = 64
 _WITHDRAWN_SLOT = NUM_SLOTS  # not a peer's: it becomes 1 when the owner withdraws its cache
 _IDENTITY = slice(1, 4)  # words of a slot that hold its peer's pid, start and pid namespace
 _SLICE_S = 0.2
+# A peer opens its slot right after it was told; one that has not by then never will.
+_OPEN_WITHIN_S = 60.0
 
 _Spec = TypeVar("_Spec", bound=msgspec.Struct)
 
@@ -71,6 +74,7 @@ class Board:
         self._flags = _core.CompletionBoard(self._segment.address, num_flags)
         self._words = _words(self._segment)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
+        self._taken_at = [0.0] * NUM_SLOTS  # time.monotonic()
 
     @property
     def has_free_slot(self) -> bool:
@@ -80,22 +84,26 @@ class Board:
     def take_slot(self) -> int:
         """Reserve a slot for one peer.
 
+        With none left, one goes again whose peer has died, or did not open it within a minute.
+
         Raises:
             NotAvailable: all are taken.
         """
         if not self._free:
-            self._free = [slot for slot in range(NUM_SLOTS) if self._is_dead(slot)]
+            # One at a time, so that every other slot stays with whoever the caller gave it to.
+            self._free.extend(itertools.islice(filter(self._is_abandoned, range(NUM_SLOTS)), 1))
         if not self._free:
             raise NotAvailable(f"{NUM_SLOTS} peers are linked, which is the limit; close one first")
         slot = self._free.pop()
         self._words[slot] = 0
         self._flags.signal(slot, 0)
+        self._taken_at[slot] = time.monotonic()
         return slot
 
-    def _is_dead(self, slot: int) -> bool:
+    def _is_abandoned(self, slot: int) -> bool:
         pid, start_ticks, pid_namespace = (int(word) for word in self._words[slot, _IDENTITY])
         if not 0 < pid < 1 << 31:
-            return False  # handed out, and not opened yet
+            return time.monotonic() - self._taken_at[slot] >= _OPEN_WITHIN_S  # never opened
         try:
             _core.require_same_process(_core.ProcessIdentity(pid, start_ticks, pid_namespace))
         except PeerLost:
@@ -173,6 +181,10 @@ class PeerSlot:
         """The number of the next transfer; calls from several threads must be serialised."""
         self._sequence += 1
         return self._sequence
+
+    def give_back_sequence(self) -> None:
+        """Take back the last :meth:`next_sequence`, of a transfer that was never started."""
+        self._sequence -= 1
 
     def signal(self, sequence: int) -> None:
         """Publish ``sequence`` after every earlier store of this thread."""

@@ -1,13 +1,14 @@
 """The paged copy on a GPU, shared by the transports that move device memory."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer import _core
-from kvxfer.errors import InvalidUsage, TransferTimeout
+from kvxfer.errors import InvalidUsage, KvxferError, TransferTimeout
 from kvxfer.layout import CopyPlan
 from kvxfer.transport.base import Link, Op, Transfer, Tuning
 from kvxfer.transport.board import PeerSlot
@@ -23,6 +24,7 @@ ENGINES = {
 # the GPU to the engine; all 132 add a few per cent.
 DEFAULT_NUM_SMS = 8
 _CLOSE_S = 30.0
+_SLICE_S = 0.2
 
 _ENGINE_TEXT = {
     _core.CopyEngine.BULK: "bulk kernel",
@@ -34,12 +36,12 @@ _ENGINE_TEXT = {
 class _DeviceTransfer(Transfer):
     def __init__(self, link: "DeviceLink", sequence: int, num_bytes: int, path: str) -> None:
         self._link = link  # a link that nobody else holds must not unmap what is being copied
-        self._sequence = sequence
+        self.sequence = sequence
         self.num_bytes = num_bytes
         self.actual_path = path
 
     def poll(self, timeout_s: float) -> bool:
-        return self._link.wait(self._sequence, timeout_s)
+        return self._link.wait(self.sequence, timeout_s)
 
 
 class DeviceLink(Link):
@@ -85,19 +87,24 @@ class DeviceLink(Link):
             if self._closed:
                 raise InvalidUsage("this link is closed; connect again")
             self._slot.require_open()
-            sequence = self._slot.sequence + 1
-            # Positional, because this call stands in the latency of every transfer.
-            used = self._copier.post(
-                tables,
-                self._slot.slot,
-                sequence,
-                num_sms,
-                engine,
-                _core.CopyFault.NONE,
-                ordered,
-                after_stream or 0,
-            )
-            self._slot.next_sequence()  # a refused post must not count as a transfer over there
+            # Before the call: whatever interrupts it, no number may be given to two copies.
+            sequence = self._slot.next_sequence()
+            try:
+                # Positional, because this call stands in the latency of every transfer.
+                used = self._copier.post(
+                    tables,
+                    self._slot.slot,
+                    sequence,
+                    num_sms,
+                    engine,
+                    _core.CopyFault.NONE,
+                    ordered,
+                    after_stream or 0,
+                )
+            except (KvxferError, TypeError):
+                # Nothing was queued, and a refused post must not count as a transfer over there.
+                self._slot.give_back_sequence()
+                raise
         path = f"{self.path}, {_ENGINE_TEXT[used]} {op.value}"
         return _DeviceTransfer(self, sequence, plan.total_bytes, path)
 
@@ -110,17 +117,24 @@ class DeviceLink(Link):
         return Tuning(engine="dma")
 
     def close(self) -> None:
-        """Refuse later copies and wait for those in flight.
+        """Refuse later copies and wait for those in flight; Ctrl-C ends the wait.
 
         Raises:
-            TransferTimeout: they did not end within half a minute; nothing was unmapped.
+            TransferTimeout: they did not end within half a minute; nothing was unmapped, and
+                closing again waits again.
         """
         with self._lock:
             self._closed = True
-            if not self.wait(self._slot.sequence, _CLOSE_S):
+            deadline = time.monotonic() + _CLOSE_S
+            # In slices, because Python delivers signals (Ctrl-C) only between native calls.
+            while not self.wait(
+                self._slot.sequence, min(_SLICE_S, max(deadline - time.monotonic(), 0.0))
+            ):
+                if time.monotonic() < deadline:
+                    continue
                 raise TransferTimeout(
                     f"copies over {self.path} did not end within {_CLOSE_S} s; the peer's memory "
-                    "stays mapped until this process ends"
+                    "stays mapped; close again once they have"
                 )
 
 

@@ -47,9 +47,14 @@ class HostLink(Link):
 
     def __init__(self, slot: PeerSlot, num_threads: int) -> None:
         self._slot = slot
-        self._pool = _core.WorkerPool(num_threads)
+        self._pool: _core.WorkerPool | None = _core.WorkerPool(num_threads)
         self._lock = threading.Lock()
-        self._closed = False
+
+    @property
+    def _workers(self) -> _core.WorkerPool:
+        if self._pool is None:
+            raise InvalidUsage("this link is closed; connect again")
+        return self._pool
 
     def post(
         self,
@@ -71,18 +76,23 @@ class HostLink(Link):
                 "use the nvlink transport for device memory"
             )
         with self._lock:
-            if self._closed:
+            if self._pool is None:
                 raise InvalidUsage("this link is closed; connect again")
             self._slot.require_open()
             path = self._copy(plan, op, tuning.engine)
-            self._slot.signal(self._slot.next_sequence())
-        return FinishedTransfer(plan.total_bytes, path)
+            sequence = self._slot.next_sequence()
+            self._slot.signal(sequence)
+        return FinishedTransfer(plan.total_bytes, path, sequence)
 
     @abstractmethod
     def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
         """Copy all of ``plan``; returns what carried it."""
 
     def close(self) -> None:
-        """Refuse later copies; waits for one that runs. The mappings go with the object."""
+        """Refuse later copies, wait for one that runs, and give up mappings and threads."""
         with self._lock:
-            self._closed = True
+            self._pool = None
+            self._unmap()
+
+    def _unmap(self) -> None:
+        """Drop what is mapped of the peer's regions; may be called more than once."""

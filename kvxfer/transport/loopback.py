@@ -64,7 +64,7 @@ class _HostLoopbackLink(HostLink):
         self.region_bytes = [region.num_bytes for region in regions]
 
     def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
-        return f"{self.path}, {copy_mapped(self._pool, plan, engine)}"
+        return f"{self.path}, {copy_mapped(self._workers, plan, engine)}"
 
     def limit_tuning(self) -> Tuning:
         return Tuning()  # by the same stores as a paged copy of that size
@@ -74,7 +74,7 @@ class LoopbackTransport(Transport):
     """Copies within one process, on the CPU or on one GPU."""
 
     name = "loopback"
-    capabilities = Capabilities(frozenset(MemoryKind), False, False)
+    capabilities = Capabilities(frozenset(MemoryKind), cross_process=False)
 
     def __init__(self, num_threads: int | None = None) -> None:
         """Copy host memory with ``num_threads`` threads; None = all CPUs, at most 8."""

@@ -79,7 +79,7 @@ class NvlinkTransport(Transport):
     """Paged copies between GPUs that map each other's memory."""
 
     name = "nvlink"
-    capabilities = Capabilities(frozenset({MemoryKind.DEVICE}), True, True)
+    capabilities = Capabilities(frozenset({MemoryKind.DEVICE}), cross_process=True)
 
     @classmethod
     def probe(cls) -> Availability:

@@ -121,8 +121,11 @@ class _MappedLink(HostLink):
             )
         return segment.address + spec.offset_bytes
 
+    def _unmap(self) -> None:
+        self._segments.clear()
+
     def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
-        return f"{self.path}, {copy_mapped(self._pool, plan, engine)}"
+        return f"{self.path}, {copy_mapped(self._workers, plan, engine)}"
 
     def limit_tuning(self) -> Tuning:
         return Tuning()  # by the same stores as a paged copy of that size
@@ -134,7 +137,7 @@ class _AttachedLink(HostLink):
     def __init__(self, regions: Sequence[_RegionSpec], slot: PeerSlot, num_threads: int) -> None:
         super().__init__(slot, num_threads)
         for region in regions:
-            _require_cookie(self._pool, region)
+            _require_cookie(self._workers, region)
         self.region_addresses = np.array([region.address for region in regions], np.uint64)
         self.region_bytes = [region.num_bytes for region in regions]
 
@@ -144,7 +147,7 @@ class _AttachedLink(HostLink):
         writes = op is Op.PUT
         if plan.num_pages:
             pid = self._slot.process.pid
-            _core.paged_copy_process_vm(self._pool, plan_tables(plan), pid, writes)
+            _core.paged_copy_process_vm(self._workers, plan_tables(plan), pid, writes)
         return f"{self.path}, {'process_vm_writev' if writes else 'process_vm_readv'}"
 
     def limit_tuning(self) -> Tuning:
@@ -155,7 +158,7 @@ class ShmTransport(Transport):
     """Shared segments and cross-memory attach between processes of one host."""
 
     name = "shm"
-    capabilities = Capabilities(frozenset({MemoryKind.HOST}), True, False)
+    capabilities = Capabilities(frozenset({MemoryKind.HOST}), cross_process=True)
 
     def __init__(self, num_threads: int | None = None) -> None:
         """Copy with ``num_threads`` threads, the caller's included; None = all CPUs, at most 8."""

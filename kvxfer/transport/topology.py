@@ -41,11 +41,11 @@ def gpu_path(local_device: int, remote_device: int) -> GpuPath:
     with _nvml() as found:
         if not found:
             return GpuPath("peer access", None, "NVML is not here")
-        handles = [
-            pynvml.nvmlDeviceGetHandleByPciBusId(info.pci_bus_id.encode())
-            for info in (local, remote)
-        ]
         try:
+            handles = [
+                pynvml.nvmlDeviceGetHandleByPciBusId(info.pci_bus_id.encode())
+                for info in (local, remote)
+            ]
             status = pynvml.nvmlDeviceGetP2PStatus(*handles, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
         except pynvml.NVMLError as error:
             return GpuPath("peer access", None, f"NVML: {error}")

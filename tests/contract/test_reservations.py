@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from cache_content import shape
+from peer_host import PeerHost
 from transport_pairs import SHM_SHARED, LinkPair, Pair
 
 from kvxfer.errors import InvalidUsage, KvxferError, RegistrationError, TransferTimeout
@@ -47,12 +48,53 @@ def test_calls_may_be_repeated_when_their_outcome_is_unknown(pair: Pair) -> None
     first = pair.peer.reserve("r-1", 4)
     assert pair.peer.reserve("r-1", 4).tolist() == first.tolist()
     assert pair.remote.call("num_free") == 12
-    pair.peer.commit("r-1")
-    pair.peer.commit("r-1")
     pair.peer.abort("r-1")
     pair.peer.abort("r-1")
     pair.peer.abort("never reserved")
     assert pair.remote.call("num_free") == 16
+    pair.peer.reserve("r-2", 4)
+    pair.peer.commit("r-2")
+    pair.peer.commit("r-2")
+    assert pair.remote.call("num_free") == 12
+
+
+def test_committed_blocks_are_freed_by_the_far_engine_alone(pair: Pair) -> None:
+    pair.peer.reserve("r-1", 4)
+    pair.peer.commit("r-1")
+    pair.peer.abort("r-1")
+    assert pair.remote.call("num_free") == 12
+    for _ in range(2):
+        pair.remote.call("release", connection=pair.peer.connection, request_id="r-1")
+        assert pair.remote.call("num_free") == 16
+
+
+def test_equal_ids_of_two_connections_are_two_requests(pair: Pair) -> None:
+    first = pair.peer.reserve("r-1", 3).tolist()
+    with pair.local.endpoint.connect(pair.remote_opened["addresses"]) as second:
+        other = second.reserve("r-1", 3).tolist()
+        assert not set(first) & set(other)
+        assert second.reserve("r-1", 3).tolist() == other
+        assert pair.peer.reserve("r-1", 3).tolist() == first
+        second.commit("r-1")
+        pair.peer.abort("r-1")
+        assert pair.remote.call("num_free") == 13
+
+
+def test_equal_ids_of_two_endpoints_are_two_requests(pair: Pair) -> None:
+    cache = shape(num_blocks=1)
+    near = PeerHost()
+    near.open(
+        layout=cache.fields, num_blocks=1, num_arrays=1, memory="private", transport="shm", seed=3
+    )
+    try:
+        with near.endpoint.connect(pair.remote_opened["addresses"]) as second:
+            one, two = pair.peer.reserve("r-1", 3), second.reserve("r-1", 3)
+            assert not set(one.tolist()) & set(two.tolist())
+            second.abort("r-1")
+            assert pair.peer.reserve("r-1", 3).tolist() == one.tolist()
+            assert pair.remote.call("num_free") == 13
+    finally:
+        near.close()
 
 
 def test_a_repeat_of_another_size_is_refused(pair: Pair) -> None:
@@ -128,7 +170,10 @@ def test_the_same_request_a_thousand_times_uses_up_nothing(pair: Pair) -> None:
         pair.peer.reserve("same prompt", 3)
         if turn % 2:
             pair.peer.commit("same prompt")
-        pair.peer.abort("same prompt")
+            connection = pair.peer.connection
+            pair.remote.call("release", connection=connection, request_id="same prompt")
+        else:
+            pair.peer.abort("same prompt")
     assert pair.remote.call("num_free") == 16
     assert len(pair.peer.reserve("all", 16)) == 16
 

@@ -92,10 +92,10 @@ def test_the_race_fails_on_a_page_that_is_left_out(
             race(pair, num_rounds=1)
 
 
-def waits(pair: Pair, sequence: int, timeout_s: float = 0.0) -> bool:
+def waits(pair: Pair, sequence: int, timeout_s: float = 0.0, connection: str = "") -> bool:
     told: bool = pair.remote.call(
         "wait",
-        incarnation=pair.local.endpoint.incarnation,
+        incarnation=connection or pair.local.endpoint.incarnation,
         sequence=sequence,
         timeout_s=timeout_s,
     )
@@ -139,6 +139,63 @@ def test_a_reconnected_peer_counts_on(pair: Pair) -> None:
         assert not waits(pair, 2)
         again.put([1], [1])
         assert waits(pair, 2)
+
+
+def test_a_transfer_says_its_number(pair: Pair) -> None:
+    for number in range(1, 4):
+        assert pair.peer.put([0], [1]).sequence == number
+        assert waits(pair, number, connection=pair.peer.connection)
+    assert pair.peer.get([0], [1]).sequence == 4
+
+
+def test_each_of_two_connections_counts_for_itself(pair: Pair) -> None:
+    incarnation = pair.local.endpoint.incarnation
+    assert pair.peer.connection == incarnation
+    with pair.local.endpoint.connect(pair.remote_opened["addresses"]) as second:
+        assert second.connection == f"{incarnation}#2"
+        second.put([0], [0])
+        second.put([1], [1])
+        # What one has completed says nothing about the other.
+        assert not waits(pair, 1, connection=pair.peer.connection)
+        assert waits(pair, 2, connection=second.connection)
+        assert pair.peer.put([2], [2]).sequence == 1
+        assert waits(pair, 1, connection=pair.peer.connection)
+        assert not waits(pair, 2, connection=pair.peer.connection)
+        with pair.local.endpoint.connect(pair.remote_opened["addresses"]) as third:
+            assert third.connection == f"{incarnation}#3"
+            assert not waits(pair, 1, connection=third.connection)
+        pair.peer.close()
+        with pair.local.endpoint.connect(pair.remote_opened["addresses"]) as again:
+            assert again.connection == incarnation
+            assert again.put([3], [3]).sequence == 2
+            assert waits(pair, 2, connection=incarnation)
+            assert not waits(pair, 3, connection=second.connection)
+
+
+def test_one_endpoint_at_two_spellings_of_its_address_is_one(pair: Pair) -> None:
+    addresses = {
+        channel: url.replace("127.0.0.1", "localhost")
+        for channel, url in pair.remote_opened["addresses"].items()
+    }
+    with pair.local.endpoint.connect(addresses) as second:
+        assert second.connection == f"{pair.local.endpoint.incarnation}#2"
+        second.put([0], [0])
+        assert not waits(pair, 1)
+
+
+def test_a_forgotten_peer_keeps_its_name_for_as_long_as_its_link(pair: Pair) -> None:
+    # As a transfer in flight keeps it, which signals when its peer is long forgotten.
+    addresses, connect = pair.remote_opened["addresses"], pair.local.endpoint.connect
+    forgotten = connect(addresses)
+    name, link = forgotten.connection, forgotten.link
+    forgotten._alloc.close()
+    del forgotten
+    with connect(addresses) as other:
+        assert other.connection != name
+    assert link.path
+    del link
+    with connect(addresses) as other:
+        assert other.connection == name
 
 
 def test_transfers_of_several_threads_are_all_signalled(pair: Pair) -> None:

@@ -10,6 +10,7 @@ from transport_pairs import SHM_PRIVATE, SHM_SHARED, Kind, LinkPair, Pair, linke
 
 from kvxfer import Peer
 from kvxfer.errors import ControlTimeout, InvalidUsage, PeerLost, RegistrationError
+from kvxfer.transport import board as board_module
 
 two_processes = pytest.mark.parametrize("kind", [SHM_SHARED, SHM_PRIVATE], indirect=True, ids=str)
 MISSING_S = 0.3  # how long to look for a peer that is known not to be there
@@ -197,3 +198,17 @@ def test_any_number_of_successors_may_connect(pair: Pair) -> None:
             near.endpoint.connect(pair.remote_opened["addresses"]).close()
         finally:
             near.close()
+
+
+def test_a_peer_that_left_and_lost_its_slot_stands_in_nobodys_way(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # This side serves: its board is full, of slots that nobody opened in time.
+    endpoint = pair.local.endpoint
+    while endpoint._board.has_free_slot:
+        endpoint._board.take_slot()
+    endpoint._idle["gone"] = None
+    monkeypatch.setattr(board_module, "_OPEN_WITHIN_S", 0.0)
+    slot = endpoint._slot_of("new")
+    assert endpoint._slots == {"new": slot}
+    assert not endpoint._idle

@@ -1,14 +1,18 @@
 """What a transfer costs beside its bytes: no second copy of them, and nothing that stays behind."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cache_content import CacheShape, shape
-from leaks import check_flat, private_growth, resources
+from leaks import check_flat, num_segment_mappings, private_growth, resources
 from peer_host import PeerHost
 from transport_pairs import LinkPair, Pair
+
+from kvxfer import Endpoint
+from kvxfer.errors import NotAvailable
 
 MIB = 1 << 20
 # 2 planes x 64 blocks x 512 KiB.
@@ -88,6 +92,35 @@ def test_endpoints_that_come_and_go_leave_nothing_on_either_side(pair: Pair) -> 
         near.close()
 
     check_flat(lambda: both_sides(pair), cycle, num_cycles=50)
+
+
+def test_endpoints_of_one_cache_leave_nothing_with_it(pair: Pair) -> None:
+    def cycle() -> None:
+        Endpoint(pair.local.cache, transport=pair.kind.transport).close()
+
+    check_flat(resources, cycle, num_cycles=20)
+
+
+def test_an_endpoint_that_cannot_serve_leaves_nothing(pair: Pair) -> None:
+    url = pair.local.endpoint.addresses["init"]
+    ports = {"init": int(url.rpartition(":")[2])}
+
+    def cycle() -> None:
+        with pytest.raises(NotAvailable, match="in use"):
+            Endpoint(pair.local.cache, transport=pair.kind.transport, ports=ports)
+
+    check_flat(resources, cycle, num_cycles=20)
+
+
+def test_a_closed_link_keeps_no_mapping_of_the_peers_pages(pair: Pair) -> None:
+    before = num_segment_mappings()
+    kept = pair.local.endpoint.connect(pair.remote_opened["addresses"])
+    num_threads = len(list(Path("/proc/self/task").iterdir()))
+    kept.close()
+    kept.close()
+    # The board alone stays, for as long as the object does; so do none of the copying threads.
+    assert num_segment_mappings() == before + 1
+    assert len(list(Path("/proc/self/task").iterdir())) < num_threads
 
 
 def test_refused_connections_leave_nothing_on_either_side(pair: Pair) -> None:

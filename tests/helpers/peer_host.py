@@ -85,6 +85,10 @@ class PeerHost:
         """Blocks that the pool can still grant."""
         return self.endpoint.blocks.num_free
 
+    def release(self, connection: str, request_id: str) -> None:
+        """Free a request's blocks, as this side's engine does."""
+        self.endpoint.blocks.release(connection, request_id)
+
     def resources(self) -> dict[str, int]:
         """What this process holds."""
         return leaks.resources()

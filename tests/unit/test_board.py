@@ -12,6 +12,7 @@ from kvxfer import _core
 from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, ProtocolMismatch, RegistrationError
 from kvxfer.memory import create_segment
 from kvxfer.transport import Board
+from kvxfer.transport import board as board_module
 from kvxfer.transport.board import NUM_SLOTS, PeerSlot
 
 GUARD_S = 20.0
@@ -177,3 +178,40 @@ def test_a_full_board_takes_back_the_slots_of_the_dead() -> None:
     with pytest.raises(NotAvailable, match="which is the limit"):
         board.take_slot()
     assert alive.slot == 3
+
+
+def test_a_full_board_takes_back_what_was_never_opened_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board = Board()
+    slots = [board.take_slot() for _ in range(NUM_SLOTS)]
+    opened = [PeerSlot(board.describe(slot)) for slot in slots[1:]]
+    with pytest.raises(NotAvailable, match="which is the limit"):
+        board.take_slot()
+    monkeypatch.setattr(board_module, "_OPEN_WITHIN_S", 0.0)
+    assert board.take_slot() == slots[0]
+    PeerSlot(board.describe(slots[0]))
+    with pytest.raises(NotAvailable, match="which is the limit"):
+        board.take_slot()
+    assert len(opened) == NUM_SLOTS - 1
+
+
+def test_a_full_board_takes_back_no_more_than_it_hands_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    board = Board()
+    for _ in range(NUM_SLOTS):
+        board.take_slot()
+    monkeypatch.setattr(board_module, "_OPEN_WITHIN_S", 0.0)
+    board.take_slot()
+    assert not board.has_free_slot
+
+
+def test_a_number_that_was_given_back_comes_again() -> None:
+    board = Board()
+    peer = PeerSlot(board.describe(board.take_slot()))
+    assert peer.next_sequence() == 1
+    assert peer.next_sequence() == 2
+    peer.give_back_sequence()
+    assert peer.sequence == 1
+    assert peer.next_sequence() == 2

@@ -214,3 +214,15 @@ def test_whoever_asked_is_told_once_that_the_cache_closes() -> None:
     cache.close()
     cache.close()
     assert told == [False]
+
+
+def test_whoever_took_it_back_is_not_told() -> None:
+    told: list[str] = []
+    cache = KVCache(layout(), aligned(6 * NUM_BLOCKS * 64))
+    # Equal calls, told apart by what takes them back.
+    cancel, keep = (cache.on_close(lambda name=name: told.append(name)) for name in ("a", "b"))
+    cancel()
+    cancel()
+    cache.close()
+    keep()
+    assert told == ["b"]

@@ -42,6 +42,8 @@ ALL = [
     m.ReserveReply(request_id="r", state="refused", reason="stale epoch"),
     m.CommitRequest("r"),
     m.AbortRequest("r"),
+    m.AbortRequest("r", "p-1#2"),
+    m.ReserveRequest(request_id="r", num_blocks=1, epoch=0, incarnation="p-1"),
     m.Done("r"),
     m.ErrorReply("PeerLost", "gone", -5),
 ]

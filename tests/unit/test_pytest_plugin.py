@@ -13,6 +13,7 @@ import pytest
 from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, VerificationError
 from kvxfer.layout import KVLayout
 from kvxfer.sweep.pair import Pair, PairFactory, PeerProcesses
+from kvxfer.sweep.pair_benchmark import _Rounds
 from kvxfer.transport import available_transports
 
 pytest_plugins = "pytester"
@@ -41,13 +42,13 @@ PROOF, WARMUP, MIDDLE, LAST, LAST_DISABLED = 0, 1, 3, 4, 1
 PLANT = """
 import kvxfer.sweep.pair as pair
 from kvxfer.transport.base import FinishedTransfer
-healthy, calls = pair.Pair.put, []
-def put(self, src_ids, dst_ids, **options):
+healthy, calls = pair.Pair.move, []
+def move(self, plan, **options):
     calls.append(None)
     if len(calls) - 1 != {faulty}:
-        return healthy(self, src_ids, dst_ids, **options)
-    return FinishedTransfer(self.total_bytes(src_ids), "nowhere")
-pair.Pair.put = put
+        return healthy(self, plan, **options)
+    return FinishedTransfer(plan.total_bytes, "nowhere")
+pair.Pair.move = move
 """
 SUMMARY = "every byte checked by the receiver"
 
@@ -319,6 +320,44 @@ def test_a_proof_sees_a_wrong_copy(pair: Pair, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("kvxfer.transport.loopback.copy_mapped", lambda *_: "memcpy")
     with pytest.raises(VerificationError, match="the request"):
         pair.prove([0, 1], [2, 3])
+
+
+@pytest.mark.parametrize("op", ["put", "get"])
+def test_a_proof_sees_a_limit_that_was_not_copied(
+    make: PairFactory, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    """One plane and blocks in order: the request has already brought those bytes."""
+    layout = KVLayout(1, 1, head_dim=16, dtype="uint8", block_size=64, kv="mla")
+    pair = make(layout=layout, num_blocks=4, transport="loopback", op=op)
+    pair.prove([0, 1], [0, 1])
+    monkeypatch.setattr(pair._rig, "limit_copy", lambda _: 1.0)
+    with pytest.raises(VerificationError, match="the contiguous copy"):
+        pair.prove([0, 1], [0, 1])
+
+
+def test_a_round_times_a_ready_plan_and_fills_before_each_copy(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def record(target: object, name: str) -> None:
+        act = getattr(target, name)
+
+        def call(*args: Any) -> Any:
+            events.append(name)
+            return act(*args)
+
+        monkeypatch.setattr(target, name, call)
+
+    for name in ("fill", "fill_prefix", "limit_copy", "wake", "move"):
+        record(pair, name)
+    record(pair.peer, "plan")
+    rounds = _Rounds(pair, [0, 1], [2, 3])
+    arguments, _ = rounds.prepare()
+    assert events == ["fill_prefix", "limit_copy", "fill", "plan", "wake"]
+    rounds.transfer(*arguments)
+    assert events[5:] == ["move"]
+    rounds.check()
 
 
 def test_a_pair_closes_twice(pair: Pair) -> None:

@@ -1,6 +1,5 @@
 """The sweep's own checks: planted faults, and figures that cannot be."""
 
-import ctypes
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,17 +8,29 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from planted_links import (
+    CopiesNothing,
+    FakeLoad,
+    IsOneRoundStale,
+    LeavesOneBlockOut,
+    LeavesTheLastBytesOut,
+    PlantedLink,
+    RecordingLink,
+    SwapsTwoBlocks,
+    SwapsTwoPlanes,
+    WritesOneBlockTooMany,
+)
 
 from kvxfer.errors import KvxferError, NotAvailable, VerificationError
 from kvxfer.layout import CopyPlan
 from kvxfer.sweep import SweepOptions, SweepRun, expand_cases
+from kvxfer.sweep import rig as rig_module
 from kvxfer.sweep.agent import Agent
 from kvxfer.sweep.cases import SweepCase
-from kvxfer.sweep.measure import Measurement, default_iters, require_possible
+from kvxfer.sweep.measure import Measurement, _Samples, default_iters, require_possible
 from kvxfer.sweep.result import ComputeEffect, SweepResult
 from kvxfer.sweep.rig import Rig, RigSpec
 from kvxfer.transport import Op, Transfer, Tuning
-from kvxfer.transport.base import FinishedTransfer
 
 ITERS = 3
 OPTIONS = SweepOptions(
@@ -27,114 +38,13 @@ OPTIONS = SweepOptions(
 )
 
 
-class PlantedLink:
-    """A link whose copies go wrong from copy number ``start`` on; empty ones are not counted."""
-
-    def __init__(self, rig: Rig, start: int) -> None:
-        self.rig = rig
-        self.real = rig.peer.link
-        self.left = start
-        self.physical_limit_gb_per_s: float | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    def post(self, plan: CopyPlan, op: Op, *, tuning: Tuning | None = None) -> Transfer:
-        if plan.num_pages == 0:
-            return self.real.post(plan, op)
-        if self.left > 0:
-            self.left -= 1
-            return self.healthy(plan, op, tuning)
-        return self.faulty(plan, op, tuning)
-
-    def healthy(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        return self.real.post(plan, op, tuning=tuning)
-
-    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        raise NotImplementedError
-
-
-class CopiesNothing(PlantedLink):
-    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        return FinishedTransfer(plan.total_bytes, "nowhere")
-
-
-class SwapsTwoBlocks(PlantedLink):
-    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        offsets = plan.dst_offsets.copy()
-        if offsets.size > 1:
-            offsets[[0, -1]] = offsets[[-1, 0]]
-        return self.real.post(replace(plan, dst_offsets=offsets), op, tuning=tuning)
-
-
-class SwapsTwoPlanes(PlantedLink):
-    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        planes = plan.src_planes.copy()
-        if planes.size > 1:
-            planes[[0, -1]] = planes[[-1, 0]]
-        return self.real.post(replace(plan, src_planes=planes), op, tuning=tuning)
-
-
-class LeavesOneBlockOut(PlantedLink):
-    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        if plan.src_offsets.size > 1:
-            plan = replace(
-                plan, src_offsets=plan.src_offsets[:-1], dst_offsets=plan.dst_offsets[:-1]
-            )
-        return self.real.post(plan, op, tuning=tuning)
-
-
-class LeavesTheLastBytesOut(PlantedLink):
-    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        return self.real.post(replace(plan, page_bytes=plan.page_bytes - 8), op, tuning=tuning)
-
-
-class WritesOneBlockTooMany(PlantedLink):
-    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        page = self.rig.spec.layout.page_bytes
-        if plan.page_bytes == page:
-            pool = np.arange(self.rig.spec.num_blocks, dtype=np.uint64) * np.uint64(page)
-            other = np.setdiff1d(pool, plan.dst_offsets)[:1]
-            plan = replace(
-                plan,
-                src_offsets=np.concatenate([plan.src_offsets, plan.src_offsets[:1]]),
-                dst_offsets=np.concatenate([plan.dst_offsets, other]),
-            )
-        return self.real.post(plan, op, tuning=tuning)
-
-
-class IsOneRoundStale(PlantedLink):
-    """Sends what the source's pool held when the last copy was posted."""
-
-    def __init__(self, rig: Rig, start: int) -> None:
-        super().__init__(rig, start)
-        buffer = rig.local.cache.registrations[0].buffer
-        memory = (ctypes.c_uint8 * buffer.num_bytes).from_address(buffer.address)
-        self.pool = np.frombuffer(memory, np.uint8)
-        self.last = self.pool.copy()
-        self.offset = np.uint64((self.last.ctypes.data - buffer.address) % (1 << 64))
-
-    def healthy(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        self.last[:] = self.pool
-        return super().healthy(plan, op, tuning)
-
-    def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        stale = replace(plan, src_planes=plan.src_planes + self.offset)
-        transfer = self.real.post(stale, op, tuning=tuning)
-        self.last[:] = self.pool
-        return transfer
-
-
 def case_of(options: SweepOptions = OPTIONS) -> SweepCase:
     (case,) = expand_cases(options, transport="loopback")
     return case
 
 
-@pytest.fixture(params=["put", "get"])
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    case = case_of(replace(OPTIONS, ops=(request.param,)))
-    agent = Agent()
-    spec = RigSpec(
+def spec_of(case: SweepCase) -> RigSpec:
+    return RigSpec(
         layout=case.layout,
         num_blocks=case.pool_blocks,
         transport="loopback",
@@ -143,7 +53,13 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
         num_threads=1,
         devices=(-1, -1),
     )
-    with Rig(spec, agent) as made:
+
+
+@pytest.fixture(params=["put", "get"])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    case = case_of(replace(OPTIONS, ops=(request.param,)))
+    agent = Agent()
+    with Rig(spec_of(case), agent) as made:
         yield made
     agent.close()
 
@@ -161,8 +77,19 @@ def measure(
 ) -> SweepResult:
     if link is not None:
         rig.peer.link = link
+    case = replace(case_of(), op=rig.spec.op)
+    return measurement(case, rig, warmup=warmup, on_round=on_round).run(compute)
+
+
+def measurement(
+    case: SweepCase,
+    rig: Rig,
+    *,
+    warmup: int = 0,
+    on_round: Callable[[], None] = lambda: None,
+) -> Measurement:
     return Measurement(
-        replace(case_of(), op=rig.spec.op),
+        case,
         rig,
         tuning=Tuning(),
         num_threads=1,
@@ -170,7 +97,7 @@ def measure(
         warmup=warmup,
         seed=0,
         on_round=on_round,
-    ).run(compute)
+    )
 
 
 # Copies of a measurement without warm-up: the request, the limit (both proofs); then in each round
@@ -217,6 +144,92 @@ def test_a_block_too_many_is_found(rig: Rig) -> None:
     with pytest.raises(VerificationError, match="blocks outside the request: 32768 of") as error:
         measure(rig, WritesOneBlockTooMany(rig, PROOF))
     assert "the first in plane 0, block " in str(error.value)
+
+
+@pytest.mark.parametrize("fault", [CopiesNothing, LeavesTheLastBytesOut])
+def test_a_limit_that_the_request_has_already_brought_is_found(fault: type[PlantedLink]) -> None:
+    """One plane and blocks in order: the request moves the very bytes of the contiguous copy."""
+    options = replace(OPTIONS, page_bytes=(1 << 16,), total_bytes=1 << 16)
+    case = case_of(replace(options, block_orders=("contiguous",)))
+    assert case.layout.num_planes == 1
+    agent = Agent()
+    with Rig(spec_of(case), agent) as rig:
+        rig.peer.link = fault(rig, LIMIT_PROOF)  # type: ignore[assignment]
+        with pytest.raises(VerificationError, match=r"the contiguous copy: .* words are wrong"):
+            measurement(case, rig).run()
+    agent.close()
+
+
+def test_every_timed_copy_follows_a_fill_of_what_it_reads(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = RecordingLink(rig, monkeypatch)
+    measure(rig, link)
+    events = link.events[link.events.index("fill_source_prefix") :]
+    wakes = ["wake"] * 3
+    a_round = ["fill_source_prefix", *wakes, "limit"]
+    a_round += ["fill_source", "plan", *wakes, "request", "wait", "require_delivered"]
+    assert events[: len(a_round) * ITERS] == a_round * ITERS
+
+
+def test_a_fill_of_the_prefix_is_what_the_limit_reads(rig: Rig) -> None:
+    num_bytes = 3 * rig.spec.layout.page_bytes
+    rig.fill_source(1)
+    rig.fill_source_prefix(2, num_bytes)
+    rig.limit_copy(num_bytes + rig.spec.layout.page_bytes)
+    rig.require_prefix(2, num_bytes)
+    with pytest.raises(VerificationError, match="the first in page 3"):
+        rig.require_prefix(2, num_bytes + rig.spec.layout.page_bytes)
+
+
+def test_waking_gives_every_thread_work_and_delivers_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = RecordingLink(rig, monkeypatch)
+    rig.peer.link = link  # type: ignore[assignment]
+    rig.fill_source(1)
+    rig.fill_destination(2)
+    rig.wake()
+    first = np.zeros(1, np.int64)
+    for _, plan in link.copies:
+        assert plan.total_bytes >= 256 * rig.spec.num_threads
+    with pytest.raises(VerificationError):
+        rig.require_delivered(1, rig_module.BlockTables(first, first))
+    rig.require_untouched(2, rig_module.BlockTables(first, first))
+
+
+@pytest.mark.parametrize("side", ["src", "dst"])
+def test_beside_a_load_transfers_follow_each_other_and_nothing_else_runs(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    link = RecordingLink(rig, monkeypatch)
+    monkeypatch.setattr(FakeLoad, "events", link.events, raising=False)
+    for module in ("measure", "agent"):
+        monkeypatch.setattr(f"kvxfer.sweep.{module}.ComputeLoad", FakeLoad)
+    for name in ("_COMPUTE_ALONE_S", "_COMPUTE_BESIDE_S"):
+        monkeypatch.setattr(f"kvxfer.sweep.measure.{name}", 0.02)
+    monkeypatch.setattr("kvxfer.sweep.measure._ABOVE_LIMIT", float("inf"))
+    result = measure(rig, link, compute=("gemm", side))
+    assert result.compute == ComputeEffect("gemm", side, result.compute.alone_us, 3.0)
+    begin = len(link.events) - link.events[::-1].index("load")
+    before, after = link.events[:begin], link.events[begin:]
+    assert [event for event in before if event in ("plan", "fill_source")][-2:] == [
+        "fill_source",
+        "plan",
+    ]
+    busy = [event for event in after if event != "reset"]
+    assert busy[-2:] == ["load ends", "require_delivered"]
+    count = result.iters
+    assert busy[:-2] == ["request", *["request", "wait"] * (count - 1), "wait"]
+    # One figure, of all of them.
+    assert result.gb_per_s.min == result.gb_per_s.p50 == result.gb_per_s.max
+    assert result.fraction_of_limit == result.gb_per_s.p50 / result.limit_gb_per_s
+
+
+def test_a_busy_rate_is_bytes_over_wall_time(rig: Rig) -> None:
+    made = measurement(case_of(), rig)
+    samples = _Samples(latency_us=[20e3, 20e3, 20e3], busy_s=0.03)  # two were queued at a time
+    assert made._rates(samples).p50 == pytest.approx(3 * (1 << 20) / 0.03 / 1e9)
 
 
 @pytest.mark.parametrize("fault", [CopiesNothing, LeavesTheLastBytesOut])

@@ -1,0 +1,41 @@
+"""How much memory this process may still take."""
+
+from pathlib import Path
+
+from kvxfer.errors import NotAvailable
+
+_HEADROOM_BYTES = 512 << 20
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def require_host_memory(num_bytes: int) -> None:
+    """Check that ``num_bytes`` can be allocated, with some to spare.
+
+    Raises:
+        NotAvailable: they cannot.
+    """
+    free_bytes = free_host_bytes()
+    if num_bytes + _HEADROOM_BYTES > free_bytes:
+        raise NotAvailable(
+            f"pools of {num_bytes} bytes with {free_bytes} bytes of memory free; use fewer "
+            "--tokens or a smaller --total-bytes"
+        )
+
+
+def free_host_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+    """What the host has free, or the limit of this process's container (cgroup v2) if less."""
+    available = _fields(meminfo)["MemAvailable:"] * 1024
+    try:
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        # Files that nobody has used lately count as used, but give way.
+        idle = _fields(cgroup / "memory.stat").get("inactive_file", 0)
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return available
+    return max(min(available, limit - used + idle), 0)
+
+
+def _fields(path: Path) -> dict[str, int]:
+    lines = path.read_text(encoding="ascii").splitlines()
+    return {name: int(value) for name, value, *_ in map(str.split, lines)}

@@ -1,0 +1,108 @@
+"""The link over a GPU's copier, with a copier that no GPU stands behind."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvxfer import _core
+from kvxfer.errors import InvalidUsage, TransferTimeout
+from kvxfer.layout import CopyPlan
+from kvxfer.transport import Board, Op, device_copy
+from kvxfer.transport.board import PeerSlot
+from kvxfer.transport.device_copy import DeviceLink
+
+EMPTY = CopyPlan(
+    np.zeros(1, np.uint64),
+    np.zeros(1, np.uint64),
+    src_offsets=np.zeros(0, np.uint64),
+    dst_offsets=np.zeros(0, np.uint64),
+    page_bytes=16,
+)
+
+
+class FakeCopier:
+    """Notes what it is asked, and fails as it is told."""
+
+    def __init__(self, *_: object) -> None:
+        self.sequences: list[int] = []
+        self.timeouts_s: list[float] = []
+        self.post_error: BaseException | None = None
+        self.wait_error: BaseException | None = None
+        self.done = True
+
+    def post(self, tables: object, slot: int, sequence: int, *_: object) -> Any:
+        self.sequences.append(sequence)
+        if self.post_error is not None:
+            raise self.post_error
+        return _core.CopyEngine.DMA
+
+    def wait(self, slot: int, sequence: int, timeout_s: float) -> bool:
+        self.timeouts_s.append(timeout_s)
+        if self.wait_error is not None:
+            raise self.wait_error
+        return self.done
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> DeviceLink:
+    monkeypatch.setattr(_core, "DeviceCopier", FakeCopier)
+    board = Board()
+    return DeviceLink(
+        0,
+        PeerSlot(board.describe(board.take_slot())),
+        region_addresses=np.zeros(1, np.uint64),
+        region_bytes=[0],
+        path="nowhere",
+    )
+
+
+def copier_of(link: DeviceLink) -> FakeCopier:
+    copier: Any = link.copier
+    assert isinstance(copier, FakeCopier)
+    return copier
+
+
+def test_a_transfer_says_its_number(link: DeviceLink) -> None:
+    assert [link.post(EMPTY, Op.PUT).sequence for _ in range(3)] == [1, 2, 3]
+    assert copier_of(link).sequences == [1, 2, 3]
+
+
+@pytest.mark.parametrize("error", [InvalidUsage("no"), TypeError("no")], ids=repr)
+def test_a_refused_post_does_not_count(link: DeviceLink, error: Exception) -> None:
+    copier_of(link).post_error = error
+    with pytest.raises(type(error), match="no"):
+        link.post(EMPTY, Op.PUT)
+    copier_of(link).post_error = None
+    assert link.post(EMPTY, Op.PUT).sequence == 1
+
+
+def test_an_interrupted_post_keeps_its_number(link: DeviceLink) -> None:
+    # Ctrl-C comes when the native call returns: the copy is queued, and will signal its number.
+    copier_of(link).post_error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        link.post(EMPTY, Op.PUT)
+    copier_of(link).post_error = None
+    assert link.post(EMPTY, Op.PUT).sequence == 2
+    assert copier_of(link).sequences == [1, 2]
+
+
+def test_closing_waits_in_slices_until_its_deadline(
+    link: DeviceLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copier = copier_of(link)
+    copier.done = False
+    monkeypatch.setattr(device_copy, "_CLOSE_S", 0.05)
+    with pytest.raises(TransferTimeout, match=r"did not end within 0.05 s; .* close again"):
+        link.close()
+    assert max(copier.timeouts_s) <= 0.05
+    monkeypatch.setattr(device_copy, "_CLOSE_S", 30.0)
+    copier.timeouts_s.clear()
+    copier.wait_error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        link.close()
+    assert copier.timeouts_s == [pytest.approx(0.2)]
+    copier.wait_error, copier.done = None, True
+    link.close()
+    with pytest.raises(InvalidUsage, match="this link is closed"):
+        link.post(EMPTY, Op.PUT)
