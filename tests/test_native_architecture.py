@@ -57,7 +57,7 @@ def includes(sources: Sources) -> Iterator[tuple[str, str, bool]]:
         if path.startswith("csrc/"):
             for quote, header in pattern.findall(source):
                 room, slash, _ = header.partition("/")  # <memory> is the standard library's
-                yield path, header, quote == '"' or bool(slash) and room in CPP_ARROWS
+                yield path, header, quote == '"' or (bool(slash) and room in CPP_ARROWS)
 
 
 def code_matches(sources: Sources, pattern: str, why: str) -> list[str]:
