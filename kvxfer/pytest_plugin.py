@@ -73,4 +73,4 @@ class _WithoutBenchmark:
     @pytest.fixture
     def kvxfer_benchmark(self) -> None:
         """Skips: pytest-benchmark is not here."""
-        pytest.skip("kvxfer_benchmark needs pytest-benchmark; pip install 'kvxfer[bench]'")
+        pytest.skip("kvxfer_benchmark needs pytest-benchmark; pip install '.[bench]'")

@@ -43,6 +43,10 @@ int device_count() {
 std::string no_device_reason() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaErrorInsufficientDriver) {
+    return "no NVIDIA driver, or one older than CUDA " + std::to_string(CUDART_VERSION / 1000) +
+           " needs; install or update it";
+  }
   if (status != cudaSuccess) return cudaGetErrorString(status);
   return count == 0 ? "no GPU is visible to this process" : "";
 }

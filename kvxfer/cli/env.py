@@ -4,11 +4,11 @@ import argparse
 
 import msgspec
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from kvxfer import _core
-from kvxfer.report.export import write_file
+from kvxfer.cli.output import show
+from kvxfer.report.export import require_writable, write_file
 from kvxfer.sweep.environment import environment
 from kvxfer.transport import available_transports
 from kvxfer.units import format_bytes
@@ -21,10 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is here."""
+    if args.json:
+        require_writable(args.json)
     facts = environment()
     facts["cuda architectures"] = _core.build_info().cuda_architectures or "none"
     transports = available_transports()
-    console = Console()
     table = Table(box=box.SIMPLE_HEAD, show_header=False)
     for name, value in facts.items():
         table.add_row(name, value)
@@ -34,7 +35,6 @@ def run(args: argparse.Namespace) -> int:
         table.add_row(
             f"transport {name}", "available" if found.available else f"not here: {found.reason}"
         )
-    console.print(table)
     if args.json:
         text = msgspec.json.encode(
             {
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
             }
         ).decode()
         write_file(args.json, text + "\n")
+    show(lambda console: console.print(table))
     return 0
 
 

@@ -1,16 +1,22 @@
 """``kvxfer``: one program, one sub-command a room.
 
-Exit status: 0 done; 1 a check failed; 2 wrong usage; 3 not available here; 130 interrupted.
+Exit status: 0 done; 1 a check failed; 2 wrong usage; 3 not available here; 130 interrupted, by
+Ctrl-C or SIGTERM.
 """
 
 import argparse
+import io
 import logging
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
 
 import kvxfer
-from kvxfer.cli import env, model, sweep
 from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable
 
 EXIT_CHECK_FAILED = 1
@@ -18,7 +24,17 @@ EXIT_USAGE = 2
 EXIT_NOT_AVAILABLE = 3
 EXIT_INTERRUPTED = 130
 
-_COMMANDS: dict[str, ModuleType] = {"sweep": sweep, "env": env, "model": model}
+_INTERRUPTED = "kvxfer: interrupted before the first result"
+_COMMANDS = ("sweep", "env", "model")
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, where there is one to show."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,35 +46,63 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvxfer {kvxfer.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, to stderr")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in _COMMANDS.items():
+    for name in _COMMANDS:
+        module = import_module(f"kvxfer.cli.{name}")
         summary = (module.__doc__ or "").strip().splitlines()[0].split(": ", 1)[-1]
-        module.add_arguments(
-            commands.add_parser(
-                name,
-                help=summary,
-                description=summary,
-                formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-            )
+        command = commands.add_parser(
+            name, help=summary, description=summary, formatter_class=_Help
         )
+        command.set_defaults(run=module.run, parser=command)
+        module.add_arguments(command)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
-    args = build_parser().parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO if args.verbose else logging.WARNING,
-        format="kvxfer: %(levelname)s: %(message)s",
-    )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows ? for µ
+    command = ""
     try:
-        status: int = _COMMANDS[args.command].run(args)
-        return status
+        # Commands are imported here, not above: that takes long enough to be interrupted.
+        with _signals(_leave, signal.SIGINT, signal.SIGTERM):
+            args, unknown = build_parser().parse_known_args(argv)
+        if unknown:  # the command's own usage helps more than the program's
+            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        command = args.command
+        logging.basicConfig(
+            stream=sys.stderr,
+            level=logging.INFO if args.verbose else logging.WARNING,
+            format="kvxfer: %(levelname)s: %(message)s",
+        )
+        with _signals(signal.default_int_handler, signal.SIGTERM):
+            status: int = args.run(args)
+            return status
     except KeyboardInterrupt:
+        print(_INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
     except KvxferError as error:
-        print(f"kvxfer {args.command}: {error}", file=sys.stderr)
+        print(f"kvxfer {command}: {error}", file=sys.stderr)
         return _status_of(error)
+
+
+@contextmanager
+def _signals(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle signals meanwhile; only the main thread may ask for that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End at once: some extension modules swallow an exception that comes amid their import."""
+    os.write(2, f"{_INTERRUPTED}\n".encode())
+    os._exit(EXIT_INTERRUPTED)
 
 
 def _status_of(error: KvxferError) -> int:

@@ -2,20 +2,24 @@
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.layout import KVLayout, ModelShape, TPLayout, load_model
+from kvxfer.layout import KVKind, KVLayout, ModelShape, TPLayout, load_model
 from kvxfer.units import format_bytes
 
 _GIB = 1 << 30
+_WIDEST = 10_000  # columns; wider than any table here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,7 @@ class _Sizes:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``kvxfer model`` to ``parser``."""
     parser.add_argument("model", metavar="NAME|config.json", help="a known model or a config file")
-    parser.add_argument("--tokens", type=int, default=8192, help="tokens a request (%(default)s)")
+    parser.add_argument("--tokens", default="8192", help="tokens a request (%(default)s)")
     parser.add_argument("--block-size", type=int, default=16, help="tokens a block (%(default)s)")
     parser.add_argument("--dtype", default="bf16", help="dtype of the KV cache (%(default)s)")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks (%(default)s)")
@@ -51,29 +55,38 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InvalidUsage: an argument is wrong, or the JSON file cannot be written.
     """
+    num_tokens = _parse_tokens(args.tokens)
     model = load_model(args.model)
     layout = model.kv_layout(block_size=args.block_size, dtype=args.dtype)
     _check_tp(model, args.tp)
     ranks = [TPLayout(args.tp, rank) for rank in range(args.tp)]
-    whole = _sizes(model, layout, args.tokens)
-    per_rank = [_sizes(model, rank.rank_layout(layout), args.tokens) for rank in ranks]
+    whole = _sizes(model, layout, num_tokens)
+    per_rank = [_sizes(model, rank.rank_layout(layout), num_tokens) for rank in ranks]
     if args.json is not None:
-        document = _document(model, layout, ranks, whole, per_rank, num_tokens=args.tokens)
+        document = _document(model, layout, ranks, whole, per_rank, num_tokens=num_tokens)
         _write_json(args.json, document)
     if args.json != "-":
-        console = Console()
-        console.print(_whole_table(model, layout, whole, num_tokens=args.tokens))
+        title = f"{model.name}: KV of {num_tokens:,} tokens, {_describe(layout)}"
+        _print(title, _whole_table(model, layout, whole))
         if args.tp > 1:
-            console.print(_rank_table(layout, ranks, per_rank))
+            title = f"bytes of each rank, tensor parallel {args.tp}"
+            _print(title, _rank_table(layout, ranks, per_rank))
     return 0
 
 
-def format_gib(num_bytes: int) -> str:
-    """Write bytes in GiB with three decimals, or four where the fourth is not zero."""
-    text = f"{num_bytes / _GIB:.4f}"
-    if num_bytes and float(text) == 0:
-        return "< 0.0001 GiB"
-    return f"{text.removesuffix('0')} GiB"
+def format_size(num_bytes: int) -> str:
+    """Write bytes in GiB with three or four decimals, or in a smaller unit below 1 GiB."""
+    if num_bytes < _GIB:
+        return format_bytes(num_bytes)
+    return f"{f'{num_bytes / _GIB:.4f}'.removesuffix('0')} GiB"
+
+
+def _parse_tokens(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text) or int(text) == 0:
+        raise InvalidUsage(
+            f"--tokens: {text!r} is not a whole number above zero; give one such as 8192"
+        )
+    return int(text)
 
 
 def _check_tp(model: ModelShape, tp_size: int) -> None:
@@ -101,11 +114,20 @@ def _sizes(model: ModelShape, layout: KVLayout, num_tokens: int) -> _Sizes:
     )
 
 
-def _whole_table(model: ModelShape, layout: KVLayout, sizes: _Sizes, *, num_tokens: int) -> Table:
-    table = Table(title=Text(f"{model.name}: KV of {num_tokens:,} tokens, {_describe(layout)}"))
-    table.add_column("of")
-    table.add_column("bytes", justify="right", overflow="fold")
-    for name in ("size", "GiB"):
+def _print(title: str, table: Table) -> None:
+    console = Console()
+    table.title = Text(title)
+    table.min_width = min(table.title.cell_len, console.width)  # else a title wraps in mid-line
+    # Half a figure is a wrong figure: where the columns need more width than there is, take it.
+    needed = Measurement.get(console, console.options.update(width=_WIDEST), table)
+    console.width = max(console.width, needed.maximum)
+    console.print(table)
+
+
+def _whole_table(model: ModelShape, layout: KVLayout, sizes: _Sizes) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("part of the KV", no_wrap=True)
+    for name in ("bytes", "size"):
         table.add_column(name, justify="right", no_wrap=True)
     rows = [
         ("token, one layer", sizes.token_per_layer_bytes),
@@ -120,29 +142,24 @@ def _whole_table(model: ModelShape, layout: KVLayout, sizes: _Sizes, *, num_toke
         label = f"request, {model.sliding_layers} layers keep {model.sliding_window} tokens"
         rows.append((label, sizes.windowed_request_bytes))
     for label, num_bytes in rows:
-        table.add_row(label, f"{num_bytes:,}", format_bytes(num_bytes), format_gib(num_bytes))
+        table.add_row(label, f"{num_bytes:,}", format_size(num_bytes))
     return table
 
 
 def _rank_table(layout: KVLayout, ranks: list[TPLayout], per_rank: list[_Sizes]) -> Table:
-    windows = per_rank[0].windowed_request_bytes is not None
-    table = Table(title=f"per rank, tensor parallel {len(ranks)}")
-    names = ["rank", "KV heads", "page bytes", "token bytes", "request bytes", "GiB"]
-    if windows:
-        names.append("windows kept bytes")
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
+    names = ["rank", "KV heads", "page", "request", "size"]
+    if per_rank[0].windowed_request_bytes is not None:
+        names.append("windows kept")
     for name in names:
-        # Folded rather than cut: half a figure is a wrong figure.
-        table.add_column(name, justify="right", overflow="fold", no_wrap=name == "GiB")
+        table.add_column(name, justify="right", no_wrap=True)
     for rank, sizes in zip(ranks, per_rank, strict=True):
-        heads = rank.rank_layout(layout).num_kv_heads
-        first = _first_head(layout, rank)
         row = [
             str(rank.tp_rank),
-            f"{first}" if heads == 1 else f"{first}-{first + heads - 1}",
+            _heads(layout, rank),
             f"{sizes.page_bytes:,}",
-            f"{sizes.token_bytes:,}",
             f"{sizes.request_bytes:,}",
-            format_gib(sizes.request_bytes),
+            format_size(sizes.request_bytes),
         ]
         if sizes.windowed_request_bytes is not None:
             row.append(f"{sizes.windowed_request_bytes:,}")
@@ -150,9 +167,11 @@ def _rank_table(layout: KVLayout, ranks: list[TPLayout], per_rank: list[_Sizes])
     return table
 
 
-def _first_head(layout: KVLayout, rank: TPLayout) -> int:
-    # The one latent of MLA is head 0 of every rank, and heads_of(1) says the same.
-    return rank.heads_of(layout.num_kv_heads).start
+def _heads(layout: KVLayout, rank: TPLayout) -> str:
+    if layout.kv is KVKind.MLA:
+        return "latent"
+    heads = rank.heads_of(layout.num_kv_heads)
+    return str(heads[0]) if len(heads) == 1 else f"{heads[0]}-{heads[-1]}"
 
 
 def _describe(layout: KVLayout) -> str:

@@ -9,8 +9,16 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kvxfer.cli.output import show
 from kvxfer.errors import InvalidUsage, KvxferError
-from kvxfer.report.export import require_writable, to_csv, to_json, to_markdown, write_file
+from kvxfer.report.export import (
+    require_different,
+    require_writable,
+    to_csv,
+    to_json,
+    to_markdown,
+    write_file,
+)
 from kvxfer.report.sweep_table import print_report
 from kvxfer.sweep import SweepOptions, SweepRun
 from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS
@@ -24,19 +32,22 @@ EXIT_INTERRUPTED = 130
 # A pipe has no width of its own; rows stay whole there.
 _PIPE_COLUMNS = 160
 _SM_WORDS = {"auto": AUTO_SMS, "all": ALL_SMS}
-_QUICK_TOKENS = (512, 2048)
+_MODEL = "llama-3.1-8b"
+_TOKENS = "512,2048,8192"
+_QUICK_TOKENS = "512,2048"
 _QUICK_ITERS = 5
 _MAX_THREADS = 256
 _MAX_ITERS = 1_000_000
 _MAX_SEED = (1 << 62) - 1  # every round counts it up
+_ENGINE_HELP = "force a copy engine; CPU: memcpy, streaming; GPU: bulk, load_store, dma"
 _Item = TypeVar("_Item")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the options."""
     what = parser.add_argument_group("what to move (comma-separated lists are swept)")
-    what.add_argument("--model", default="llama-3.1-8b", help="catalogue name or config.json path")
-    what.add_argument("--tokens", default="512,2048,8192", help="tokens of a request")
+    what.add_argument("--model", help=f"catalogue name or config.json path (default: {_MODEL})")
+    what.add_argument("--tokens", help=f"tokens of a request (default: {_TOKENS})")
     what.add_argument("--block-size", default="16", help="tokens of a block")
     what.add_argument("--page-bytes", help="raw sweep of page sizes instead of a model: 4k,16k,64k")
     what.add_argument("--total-bytes", help="bytes of a raw request (default 256m, on GPUs 1g)")
@@ -51,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--memory", default="shared,private", help="the peer's memory, on a CPU")
     how.add_argument("--op", default="put", help="put (the source copies), get (the destination)")
-    how.add_argument("--sms", default="auto", help="GPU SMs for the copy: counts, all, or auto")
-    how.add_argument("--engine", default="auto", help="force a copy engine of the transport")
+    how.add_argument("--sms", help="GPU SMs for the copy: counts, all, or auto (default: auto)")
+    how.add_argument("--engine", default="auto", help=_ENGINE_HELP)
     how.add_argument("--threads", type=int, help="CPU threads for the copy (default: all, to 8)")
     how.add_argument("--devices", help="source,destination GPU (default 0,1)")
     how.add_argument(
@@ -80,11 +91,18 @@ def parse_options(args: argparse.Namespace) -> SweepOptions:
     quick = args.quick
     if args.total_bytes and args.page_bytes is None:
         raise InvalidUsage("--total-bytes is of a raw sweep; give --page-bytes too, or --tokens")
-    tokens = _parse_list("--tokens", args.tokens, _positive("--tokens"))
+    if args.page_bytes is not None:
+        for name, value in (("--tokens", args.tokens), ("--model", args.model)):
+            if value is not None:
+                raise InvalidUsage(f"{name} is of a sweep of models; leave it, or --page-bytes")
+    default_tokens = _QUICK_TOKENS if quick else _TOKENS
+    tokens = default_tokens if args.tokens is None else args.tokens
+    model = _MODEL if args.model is None else args.model
+    sms = "auto" if args.sms is None else args.sms
     return SweepOptions(
         transport=args.transport,
-        models=_parse_list("--model", args.model, str),
-        tokens=_QUICK_TOKENS if quick and args.tokens == "512,2048,8192" else tokens,
+        models=_parse_list("--model", model, str),
+        tokens=_parse_list("--tokens", tokens, _positive("--tokens")),
         block_sizes=_parse_list("--block-size", args.block_size, _positive("--block-size")),
         page_bytes=_parse_list("--page-bytes", args.page_bytes, parse_bytes)
         if args.page_bytes is not None
@@ -95,7 +113,7 @@ def parse_options(args: argparse.Namespace) -> SweepOptions:
         order=args.order,
         memory=_parse_list("--memory", args.memory, str),
         ops=_parse_list("--op", args.op, _one_of("--op", ("put", "get"))),
-        sms=_parse_list("--sms", args.sms, _parse_sms),
+        sms=_parse_list("--sms", sms, _parse_sms),
         engine=args.engine,
         num_threads=_within("--threads", args.threads, 1, _MAX_THREADS),
         devices=_parse_devices(args.devices) if args.devices else None,
@@ -113,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
     outputs = [(path, convert) for path, convert in files if path]
     for path, _ in outputs:
         require_writable(path)
+    require_different([path for path, _ in outputs])
     failure: KvxferError | None = None
     with SweepRun(options) as sweep:
         try:
@@ -122,10 +141,15 @@ def run(args: argparse.Namespace) -> int:
         except KvxferError as error:
             failure = error
         report = sweep.report
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
-    print_report(report, console)
     for path, convert in outputs:
         write_file(path, convert(report))
+    if report.interrupted and not report.results and not report.skipped:
+        print("kvxfer sweep: interrupted before the first result", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    show(
+        lambda console: print_report(report, console), width=None if on_terminal else _PIPE_COLUMNS
+    )
     if failure is not None:
         raise failure
     if report.failed:

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,6 +46,8 @@ def require_writable(path: str) -> None:
     Raises:
         InvalidUsage: it cannot; names the path and the cause.
     """
+    if path == "-":
+        raise InvalidUsage("cannot write '-': the table is on standard output; name a file")
     target = Path(path)
     if target.is_dir():
         raise InvalidUsage(f"cannot write {path!r}: it is a folder; name a file")
@@ -52,6 +55,20 @@ def require_writable(path: str) -> None:
         raise InvalidUsage(f"cannot write {path!r}: there is no folder {str(target.parent)!r}")
     if not os.access(target if target.exists() else target.parent, os.W_OK):
         raise InvalidUsage(f"cannot write {path!r}: no permission")
+
+
+def require_different(paths: Sequence[str]) -> None:
+    """Check that no two outputs are one file, where the last would replace the others.
+
+    Raises:
+        InvalidUsage: two are; names it.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        target = Path(path).resolve()
+        if target in seen:
+            raise InvalidUsage(f"{path!r} is given for two outputs; name a file for each")
+        seen.add(target)
 
 
 def write_file(path: str, text: str) -> None:

@@ -113,7 +113,7 @@ def _import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise NotAvailable("--with-compute needs torch; pip install 'kvxfer[torch]'") from error
+        raise NotAvailable("--with-compute needs torch; pip install '.[torch]'") from error
     if not torch.cuda.is_available():
         raise NotAvailable("--with-compute needs a torch that sees a CUDA GPU")
     return torch

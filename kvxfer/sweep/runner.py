@@ -1,6 +1,7 @@
 """A sweep from options to a report: one far-side agent, one rig a case."""
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,9 +19,13 @@ from kvxfer.sweep.result import SCHEMA, Skipped, SweepReport, SweepResult
 from kvxfer.sweep.rig import Rig, RigSpec
 from kvxfer.transport import Tuning, create_transport
 from kvxfer.transport.device_copy import DEFAULT_NUM_SMS
+from kvxfer.transport.device_copy import ENGINES as DEVICE_ENGINES
+from kvxfer.transport.host_copy import ENGINES as HOST_ENGINES
 from kvxfer.transport.host_copy import default_num_threads
 
 _log = logging.getLogger(__name__)
+# The channel that carried an error of the far side, which is of no use to a reader here.
+_CHANNEL = re.compile(r"^tcp://\S+: ")
 
 
 class SweepRun:
@@ -40,6 +45,7 @@ class SweepRun:
         """
         self._options = options
         self._transport = _resolve_transport(options.transport)
+        _require_applicable(options, self._transport)
         self._devices = (-1, -1)
         if self._transport == "nvlink":
             self._devices = choose_devices(options.devices)
@@ -79,11 +85,10 @@ class SweepRun:
             result = self._measure(case, on_round)
         except (NotAvailable, VerificationError) as error:
             failed = isinstance(error, VerificationError)
-            self.report.skipped.append(Skipped(case.label, str(error), failed))
-            _log.error("%s: %s", case.label, error)
+            self._note_skipped(case, error, failed=failed)
             return None
         except KvxferError as error:
-            self.report.skipped.append(Skipped(case.label, str(error), failed=True))
+            self._note_skipped(case, error, failed=True)
             if self._process is not None:
                 self._process.require_alive()
             raise
@@ -108,6 +113,8 @@ class SweepRun:
 
     def _measure(self, case: SweepCase, on_round: Callable[[], None]) -> SweepResult:
         options = self._options
+        if (case.transport, case.memory) == ("shm", "private") and options.engine != "auto":
+            raise NotAvailable(f"no engine {options.engine} for private memory; only auto")
         spec = RigSpec(
             layout=case.layout,
             num_blocks=case.pool_blocks,
@@ -130,6 +137,12 @@ class SweepRun:
             ).run(options.compute)
         return self._judge_path(result)
 
+    def _note_skipped(self, case: SweepCase, error: KvxferError, *, failed: bool) -> None:
+        reason = _CHANNEL.sub("", str(error))
+        self.report.skipped.append(Skipped(case.label, reason, failed))
+        # Not an error here: the report says it.
+        _log.info("%s: %s", case.label, reason)
+
     def _judge_path(self, result: SweepResult) -> SweepResult:
         """A transport asked for by name must be what carried the bytes."""
         if self._transport == "nvlink" and result.actual_path.startswith("pcie"):
@@ -138,6 +151,24 @@ class SweepRun:
                 raise VerificationError(f"{text}, though nvlink was asked for")
             result.notes.append(text)
         return result
+
+
+def _require_applicable(options: SweepOptions, transport: str) -> None:
+    """Refuse what the transport cannot do, before anything is started."""
+    on_device = transport == "nvlink"
+    if not on_device:
+        if options.compute is not None:
+            raise NotAvailable(f"--with-compute needs GPUs; this run is over {transport}")
+        if options.sms != (AUTO_SMS,):
+            raise InvalidUsage(f"--sms is of copies by a GPU; this run is over {transport}")
+        if options.devices is not None:
+            raise InvalidUsage(f"--devices is of copies by a GPU; this run is over {transport}")
+    engines = tuple(DEVICE_ENGINES) if on_device else HOST_ENGINES
+    if options.engine not in engines:
+        raise InvalidUsage(
+            f"engine {options.engine!r} over {transport}; use {', '.join(engines[:-1])} or "
+            f"{engines[-1]}"
+        )
 
 
 def _resolve_transport(name: str) -> str:

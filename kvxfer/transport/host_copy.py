@@ -10,6 +10,7 @@ from kvxfer.layout import CopyPlan
 from kvxfer.transport.base import FinishedTransfer, Link, Op, Transfer, Tuning
 from kvxfer.transport.board import PeerSlot
 
+ENGINES = ("auto", "memcpy", "streaming")
 # Below this a transfer is likely to be read from the cache soon, and plain stores leave it there.
 _BYPASS_CACHE_BYTES = 16 << 20
 _MAX_DEFAULT_THREADS = 8
@@ -33,7 +34,7 @@ def copy_mapped(pool: _core.WorkerPool, plan: CopyPlan, engine: str) -> str:
     Raises:
         InvalidUsage: an unknown engine.
     """
-    if engine not in ("auto", "memcpy", "streaming"):
+    if engine not in ENGINES:
         raise InvalidUsage(f"engine {engine!r} on host memory; use auto, memcpy or streaming")
     if engine == "auto":
         engine = "streaming" if plan.total_bytes >= _BYPASS_CACHE_BYTES else "memcpy"

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,23 @@ def run(*arguments: str) -> int:
 
 def cells(text: str) -> dict[str, list[str]]:
     """The rows of all tables by their first cell."""
-    rows = [line.strip("│ ").split("│") for line in text.splitlines() if line.startswith("│")]
-    return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+    rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    return {row[0]: row[1:] for row in rows}
 
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
     [
-        (0, "0.000 GiB"),
+        (0, "0 B"),
         (GIB, "1.000 GiB"),
         (4227858432, "3.9375 GiB"),
-        (GIB // 8, "0.125 GiB"),
-        (32768, "< 0.0001 GiB"),
+        (GIB // 8, "128 MiB"),
+        (32768, "32 KiB"),
         (1234 * GIB, "1234.000 GiB"),
     ],
 )
-def test_gib_has_three_or_four_decimals(num_bytes: int, text: str) -> None:
-    assert model.format_gib(num_bytes) == text
+def test_gib_has_three_or_four_decimals_and_less_a_smaller_unit(num_bytes: int, text: str) -> None:
+    assert model.format_size(num_bytes) == text
 
 
 def test_llama_8b(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +55,7 @@ def test_llama_8b(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["page (block, one plane)"][0] == "32,768"
     assert rows["block (64 planes)"][0] == "2,097,152"
     assert rows["layer, all tokens"][0] == "33,554,432"
-    assert rows["request"] == ["1,073,741,824", "1 GiB", "1.000 GiB"]
+    assert rows["request"] == ["1,073,741,824", "1.000 GiB"]
 
 
 def test_405b(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +73,7 @@ def test_requests_are_exact_and_blocks_are_whole(capsys: pytest.CaptureFixture[s
 def test_ranks_with_uneven_heads(capsys: pytest.CaptureFixture[str]) -> None:
     run("llama-3.1-405b", "--tp", "3")
     rows = cells(capsys.readouterr().out)
-    assert rows["0"] == ["0-2", "12,288", "193,536", "1,585,446,912", "1.4766 GiB"]
+    assert rows["0"] == ["0-2", "12,288", "1,585,446,912", "1.4766 GiB"]
     assert rows["1"][0] == "2-5"
     assert rows["2"][0] == "5-7"
 
@@ -80,7 +81,7 @@ def test_ranks_with_uneven_heads(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mla_ranks_hold_the_whole_latent(capsys: pytest.CaptureFixture[str]) -> None:
     run("deepseek-v3", "--tp", "2")
     rows = cells(capsys.readouterr().out)
-    assert rows["0"] == rows["1"] == ["0", "18,432", "70,272", "575,668,224", "0.5361 GiB"]
+    assert rows["0"] == rows["1"] == ["latent", "18,432", "575,668,224", "549 MiB"]
 
 
 def test_windows_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,9 +92,29 @@ def test_windows_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert "keep" not in capsys.readouterr().out
 
 
-def test_figures_are_folded_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    run("gpt-oss-120b", "--tp", "2", "--tokens", "1000000000")
-    assert "…" not in capsys.readouterr().out
+@pytest.mark.parametrize("tokens", [8192, 1_000_000_000])
+def test_figures_are_whole_at_80_columns(tokens: int, capsys: pytest.CaptureFixture[str]) -> None:
+    run("gpt-oss-120b", "--tp", "4", "--tokens", str(tokens))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    rows = cells(out)
+    assert rows["request"][0] == f"{73728 * tokens:,}"
+    for rank in range(4):
+        row = rows[str(rank)]
+        assert row[0] == f"{2 * rank}-{2 * rank + 1}"
+        assert row[2] == f"{18432 * tokens:,}"
+        assert row[-1] == f"{18 * 512 * (tokens + 128):,}"
+
+
+def test_figures_are_whole_where_there_is_no_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    run("gpt-oss-120b", "--tp", "4")
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert "603,979,776" in out
+    assert cells(out)["3"] == ["6-7", "4,096", "150,994,944", "144 MiB", "76,677,120"]
 
 
 def test_json_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +152,9 @@ def test_markup_in_a_name_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["no-such-model"], "neither a known model nor an existing path"),
         (["llama-3.1-8b", "--tp", "0"], r"--tp is 0; .* use 1 \.\. 32"),
         (["llama-3.1-8b", "--tp", "33"], "llama-3.1-8b has 32 attention heads"),
-        (["llama-3.1-8b", "--tokens", "-1"], "num_tokens is -1"),
+        (["llama-3.1-8b", "--tokens", "0"], "--tokens: '0' is not a whole number above zero"),
+        (["llama-3.1-8b", "--tokens", "-1"], "--tokens: '-1' is not .*; give one such as 8192"),
+        (["llama-3.1-8b", "--tokens", "x"], "--tokens: 'x' is not .*; give one such as 8192"),
         (["llama-3.1-8b", "--block-size", "0"], "block_size is 0"),
         (["llama-3.1-8b", "--dtype", "int3"], "dtype is 'int3'"),
         (["llama-3.1-8b", "--json", "no/such/dir/f"], "--json no/such/dir/f cannot be written"),
