@@ -33,12 +33,16 @@ class BlockPool:
         """Blocks for a request, the same ones when it asks again; None while too few are free.
 
         Raises:
-            InvalidUsage: the request holds another number of blocks, or wants more than the pool
-                has.
+            InvalidUsage: the request is committed, holds another number of blocks, or wants more
+                than the pool has.
         """
         key = (connection, request_id)
         with self._lock:
             held = self._held.get(key)
+            if key in self._committed:
+                raise InvalidUsage(
+                    f"request {request_id!r} is committed and its blocks are in use; use a new id"
+                )
             if held is not None and len(held) == num_blocks:
                 return list(held)
             if held is not None:

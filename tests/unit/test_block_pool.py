@@ -143,11 +143,16 @@ def test_an_id_may_be_used_again_after_its_release() -> None:
 def test_any_course_of_calls_agrees_with_a_list_of_owners(seed: int) -> None:
     random_ = random.Random(seed)
     pool, owners = BlockPool(24), [""] * 24
+    committed: set[str] = set()
     for _ in range(2000):
         request = f"r{random_.randrange(8)}"
         held = [block for block, owner in enumerate(owners) if owner == request]
         if random_.random() < 0.5:
             wanted = len(held) or random_.randrange(1, 10)
+            if request in committed:
+                with pytest.raises(InvalidUsage, match="is committed"):
+                    pool.reserve(PEER, request, wanted)
+                continue
             blocks = pool.reserve(PEER, request, wanted)
             if blocks is None:
                 assert owners.count("") < wanted
@@ -158,8 +163,10 @@ def test_any_course_of_calls_agrees_with_a_list_of_owners(seed: int) -> None:
                 owners[block] = request
         elif held and random_.random() < 0.5:
             assert sorted(pool.commit(PEER, request)) == held
+            committed.add(request)
         else:
             pool.release(PEER, request)
+            committed.discard(request)
             owners = ["" if owner == request else owner for owner in owners]
         assert pool.num_free == owners.count("")
 
@@ -190,3 +197,13 @@ def test_threads_never_hold_one_block_at_a_time() -> None:
     assert not any(thread.is_alive() for thread in threads)
     assert not failures
     assert pool.num_free == 16
+
+
+def test_a_committed_request_cannot_be_reserved_again() -> None:
+    pool = BlockPool(4)
+    pool.reserve("p", "r", 2)
+    pool.commit("p", "r")
+    with pytest.raises(InvalidUsage, match="request 'r' is committed and its blocks are in use"):
+        pool.reserve("p", "r", 2)
+    pool.release("p", "r")
+    assert pool.reserve("p", "r", 2) is not None
