@@ -23,7 +23,7 @@ SUFFIXES = {".py", ".cpp", ".hpp", ".cu", ".cuh"}
 
 # Python rooms: what each may import of kvxfer, besides itself. An entry "room.module" allows that
 # module alone. `_core` is the native module; `facade` is the package's own lazy names.
-_BASE = {"errors", "units", "env"}
+_BASE = {"closing", "errors", "units", "env"}
 _TRANSPORT = _BASE | {"layout", "memory"}
 _SESSION = _TRANSPORT | {"transport", "control"}
 _ENGINES = _SESSION | {"session", "connectors"}
@@ -31,6 +31,7 @@ _TOOLS = {"sweep", "diagnose", "pd", "report", "cli"}
 ARROWS: dict[str, set[str]] = {
     "__init__": {"layout", "memory", "transport", "session"},
     "__main__": {"cli"},
+    "closing": set(),
     "errors": set(),
     "units": {"errors"},
     "env": {"errors", "units"},

@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from kvxfer import errors
+from kvxfer.closing import Closing
 from kvxfer.control import _sockets
 from kvxfer.control._served import Handlers, ServedChannel
 from kvxfer.control.addresses import (
@@ -36,7 +37,7 @@ _CLOSE_S = 1.5
 _SLICE_S = 0.1  # how soon a call in progress notices that its client is being closed
 
 
-class ControlServer:
+class ControlServer(Closing):
     """Serves channels, each on its own TCP port, from one background thread.
 
     Handlers run on that thread one after another: they must be quick and must not call back into
@@ -117,12 +118,6 @@ class ControlServer:
         if self._thread.is_alive():
             _log.error("a handler has not returned within %.1f s; its thread is left", _CLOSE_S)
 
-    def __enter__(self) -> "ControlServer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._stop_reader.fileno(), zmq.POLLIN)
@@ -164,7 +159,7 @@ def _checked_ports(channels: Mapping[str, Handlers], ports: Mapping[str, int]) -
 _ReplyT = TypeVar("_ReplyT", bound=msgspec.Struct)
 
 
-class ControlClient(Generic[_ReplyT]):
+class ControlClient(Closing, Generic[_ReplyT]):
     """Calls one channel of one peer. Threads may share it; their calls run one after another."""
 
     def __init__(
@@ -258,12 +253,6 @@ class ControlClient(Generic[_ReplyT]):
             if not self._socket.closed:
                 self._socket.close(linger=0)
                 _sockets.client_context.release(self._context)
-
-    def __enter__(self) -> "ControlClient[_ReplyT]":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _open(self) -> _sockets.Socket:
         opened = _sockets.open_socket(self._context, zmq.DEALER, ipv6=self._at.is_ipv6)

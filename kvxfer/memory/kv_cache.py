@@ -1,11 +1,11 @@
 """One rank's paged KV cache: arrays, their layout, and where each plane lies in them."""
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from kvxfer.closing import Closing
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import KVLayout, KVView
 from kvxfer.memory.buffer import Buffer, as_buffer
@@ -15,7 +15,7 @@ from kvxfer.memory.registration import Registration, register
 _ALIGNMENT_BYTES = 16
 
 
-class KVCache:
+class KVCache(Closing):
     """The registered arrays of one rank's cache.
 
     Every array holds a whole number of planes, one behind the other, each plane
@@ -103,17 +103,6 @@ class KVCache:
             self._on_close.popitem()[1]()
         for registration in self.registrations:
             registration.close()
-
-    def __enter__(self) -> "KVCache":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _as_sequence(arrays: Any) -> Sequence[Any]:

@@ -6,10 +6,10 @@ ranges that overlap otherwise are refused, because two owners of one page is how
 
 import threading
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from kvxfer import _core
+from kvxfer.closing import Closing
 from kvxfer.errors import RegistrationError
 from kvxfer.memory.buffer import Buffer, MemoryKind, as_buffer
 
@@ -77,7 +77,7 @@ def _live_buffer_id(buffer: Buffer) -> int:
     return _core.buffer_id(buffer.address)
 
 
-class Registration:
+class Registration(Closing):
     """A registered range. A context manager; ``close`` may be called more than once."""
 
     def __init__(self, entry: _Entry) -> None:
@@ -114,17 +114,6 @@ class Registration:
         if entry is not None:
             self._buffer = replace(self._buffer, owner=None)
             _TABLE.release(entry)
-
-    def __enter__(self) -> "Registration":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def register(array: Any) -> Registration:

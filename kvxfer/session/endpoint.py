@@ -5,8 +5,8 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from types import TracebackType
 
+from kvxfer.closing import Closing
 from kvxfer.control import (
     AbortRequest,
     CommitRequest,
@@ -32,7 +32,7 @@ _RETRY_AFTER_S = 0.01
 _EPOCHS = itertools.count(time.time_ns())
 
 
-class Endpoint:
+class Endpoint(Closing):
     """One rank's cache on the control plane: it answers peers, and connects to them.
 
     A prefill worker and a decode worker are both endpoints; whoever holds a :class:`Peer` may put
@@ -159,17 +159,6 @@ class Endpoint:
         self._board.withdraw()
         for export in self._exports:
             export.close()
-
-    def __enter__(self) -> "Endpoint":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _init(self, request: InitRequest) -> InitReply:
         require_equal_layouts(request.layout, layout_spec(self.cache.layout))

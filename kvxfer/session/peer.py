@@ -5,12 +5,12 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvxfer.closing import Closing
 from kvxfer.control import (
     AbortRequest,
     CommitRequest,
@@ -35,7 +35,7 @@ _LEAVE_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Peer:
+class Peer(Closing):
     """A peer's cache, reachable from this process. A context manager.
 
     Attributes:
@@ -191,17 +191,6 @@ class Peer:
         self.link.close()
         self._leave()
         self._give_back()  # after leaving, so that the next to use the slot is not taken for idle
-
-    def __enter__(self) -> "Peer":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _leave(self) -> None:
         """Tell the peer, which may be gone by now, that nothing more comes from here."""

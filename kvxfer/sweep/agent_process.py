@@ -11,11 +11,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
 
+from kvxfer.closing import Closing
 from kvxfer.errors import KvxferError, NotAvailable, PeerLost
 from kvxfer.sweep.agent import RemoteAgent
 
@@ -24,7 +24,7 @@ _END_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class AgentProcess:
+class AgentProcess(Closing):
     """A running child and the agent in it, which this object passes messages to.
 
     A context manager.
@@ -100,17 +100,6 @@ class AgentProcess:
             self._process.stdout.read()
         self._process.wait()
         self._agent.close()
-
-    def __enter__(self) -> "AgentProcess":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _read_address(self) -> str:
         stdout = self._process.stdout

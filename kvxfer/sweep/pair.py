@@ -6,12 +6,12 @@ nothing; it holds the caches, fills and checks them.
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvxfer.closing import Closing
 from kvxfer.errors import InvalidUsage, PeerLost
 from kvxfer.layout import CopyPlan, KVLayout
 from kvxfer.layout.plan import BlockIds
@@ -29,7 +29,7 @@ _Ids: TypeAlias = NDArray[np.int64]
 _MAX_SEED = (1 << 63) - 1
 
 
-class Pair:
+class Pair(Closing):
     """A source and a destination, each with a cache, connected. A context manager.
 
     This process runs the copy: it is the source of a put pair and the destination of a get pair.
@@ -198,17 +198,6 @@ class Pair:
             self._rig.close()
         finally:
             self._on_close()
-
-    def __enter__(self) -> "Pair":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _require(self, op: Op) -> None:
         if self.op is not op:

@@ -3,13 +3,13 @@
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer import _core
+from kvxfer.closing import Closing
 from kvxfer.errors import PeerLost, VerificationError
 from kvxfer.layout import CopyPlan, KVLayout
 from kvxfer.session import Endpoint, Peer
@@ -59,7 +59,7 @@ class BlockTables:
     destination: NDArray[np.int64]
 
 
-class Rig:
+class Rig(Closing):
     """A connected pair. A context manager.
 
     The side that runs the copy is this process: the source for put, the destination for get.
@@ -204,17 +204,6 @@ class Rig:
     def close(self) -> None:
         """Disconnect and free both pools; may be called more than once."""
         self._stack.close()
-
-    def __enter__(self) -> "Rig":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _one_range(
         self, local: NDArray[np.uint64], remote: NDArray[np.uint64], num_bytes: int

@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 
 from kvxfer import _core
+from kvxfer.closing import Closing
 from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, VerificationError
 from kvxfer.memory import MemoryKind
 from kvxfer.sweep.agent import Agent, SweepAgent
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _CHANNEL = re.compile(r"^tcp://\S+: ")
 
 
-class SweepRun:
+class SweepRun(Closing):
     """A sweep under way. A context manager; the report grows as cases end.
 
     Attributes:
@@ -99,17 +99,6 @@ class SweepRun:
     def close(self) -> None:
         """End the far side; may be called more than once."""
         self._stack.close()
-
-    def __enter__(self) -> "SweepRun":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _measure(self, case: SweepCase, on_round: Callable[[], None]) -> SweepResult:
         options = self._options

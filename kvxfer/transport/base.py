@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvxfer.closing import Closing
 from kvxfer.errors import TransferTimeout
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration
@@ -130,7 +130,7 @@ class Export(ABC):
         """Withdraw the region; may be called more than once."""
 
 
-class Link(ABC):
+class Link(Closing):
     """A peer's regions, reachable from here. A context manager.
 
     Attributes:
@@ -175,17 +175,6 @@ class Link(ABC):
     @abstractmethod
     def close(self) -> None:
         """Unmap the peer's regions; may be called more than once."""
-
-    def __enter__(self) -> "Link":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Transport(ABC):

@@ -18,7 +18,6 @@ from kvxfer.transport.base import (
     Link,
     Op,
     Transport,
-    Tuning,
 )
 from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
 from kvxfer.transport.device_copy import DeviceLink
@@ -65,9 +64,6 @@ class _HostLoopbackLink(HostLink):
 
     def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
         return f"{self.path}, {copy_mapped(self._workers, plan, engine)}"
-
-    def limit_tuning(self) -> Tuning:
-        return Tuning()  # by the same stores as a paged copy of that size
 
 
 class LoopbackTransport(Transport):

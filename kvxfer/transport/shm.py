@@ -30,7 +30,6 @@ from kvxfer.transport.base import (
     Link,
     Op,
     Transport,
-    Tuning,
 )
 from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
 from kvxfer.transport.host_copy import HostLink, copy_mapped, default_num_threads, plan_tables
@@ -127,9 +126,6 @@ class _MappedLink(HostLink):
     def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
         return f"{self.path}, {copy_mapped(self._workers, plan, engine)}"
 
-    def limit_tuning(self) -> Tuning:
-        return Tuning()  # by the same stores as a paged copy of that size
-
 
 class _AttachedLink(HostLink):
     path = "cross-memory attach"
@@ -149,9 +145,6 @@ class _AttachedLink(HostLink):
             pid = self._slot.process.pid
             _core.paged_copy_process_vm(self._workers, plan_tables(plan), pid, writes)
         return f"{self.path}, {'process_vm_writev' if writes else 'process_vm_readv'}"
-
-    def limit_tuning(self) -> Tuning:
-        return Tuning()
 
 
 class ShmTransport(Transport):
