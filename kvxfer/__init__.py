@@ -10,24 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvxfer.layout import (
+        BlockMap,
+        BlockTable,
         CopyPlan,
         KVLayout,
+        KVShard,
         KVView,
         ModelShape,
+        Route,
+        ToFp8,
         TPLayout,
         load_model,
         plan,
     )
     from kvxfer.memory import KVCache, register, shared_empty
-    from kvxfer.session import Endpoint, Peer
+    from kvxfer.session import Endpoint, Peer, PeerGroup, Receiver, Sender
     from kvxfer.transport import available_transports
 
 _HOME = {
+    "BlockMap": "kvxfer.layout",
+    "BlockTable": "kvxfer.layout",
     "CopyPlan": "kvxfer.layout",
     "KVLayout": "kvxfer.layout",
+    "KVShard": "kvxfer.layout",
     "KVView": "kvxfer.layout",
     "ModelShape": "kvxfer.layout",
+    "Route": "kvxfer.layout",
     "TPLayout": "kvxfer.layout",
+    "ToFp8": "kvxfer.layout",
     "load_model": "kvxfer.layout",
     "plan": "kvxfer.layout",
     "KVCache": "kvxfer.memory",
@@ -35,19 +45,30 @@ _HOME = {
     "shared_empty": "kvxfer.memory",
     "Endpoint": "kvxfer.session",
     "Peer": "kvxfer.session",
+    "PeerGroup": "kvxfer.session",
+    "Receiver": "kvxfer.session",
+    "Sender": "kvxfer.session",
     "available_transports": "kvxfer.transport",
 }
 
 __version__ = "0.1.0"
 __all__ = [
+    "BlockMap",
+    "BlockTable",
     "CopyPlan",
     "Endpoint",
     "KVCache",
     "KVLayout",
+    "KVShard",
     "KVView",
     "ModelShape",
     "Peer",
+    "PeerGroup",
+    "Receiver",
+    "Route",
+    "Sender",
     "TPLayout",
+    "ToFp8",
     "available_transports",
     "load_model",
     "plan",

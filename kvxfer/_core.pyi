@@ -7,7 +7,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['ArrayInfo', 'BuildInfo', 'CompletionBoard', 'CopyEngine', 'CopyFault', 'DeviceBuffer', 'DeviceCopier', 'DeviceInfo', 'IpcExport', 'IpcMapping', 'PatternMismatch', 'PatternTables', 'PlanTables', 'PointerInfo', 'ProcessIdentity', 'SharedSegment', 'WorkerPool', 'buffer_id', 'build_info', 'can_access_peer', 'device_count', 'device_info', 'no_device_reason', 'paged_copy_host', 'paged_copy_process_vm', 'pattern_check_device', 'pattern_check_host', 'pattern_fill_device', 'pattern_fill_host', 'pointer_info', 'process_identity', 'read_dlpack', 'require_same_process']
+__all__: list[str] = ['ArrayInfo', 'BuildInfo', 'CompletionBoard', 'CopyEngine', 'CopyFault', 'DeviceBuffer', 'DeviceCopier', 'DeviceInfo', 'IpcExport', 'IpcMapping', 'PatternMismatch', 'PatternTables', 'PlanTables', 'PointerInfo', 'ProcessIdentity', 'SharedSegment', 'UcxContext', 'UcxLink', 'UcxMemory', 'UcxServer', 'UcxSettings', 'WorkerPool', 'buffer_id', 'build_info', 'can_access_peer', 'device_count', 'device_info', 'no_device_reason', 'paged_copy_host', 'paged_copy_process_vm', 'pattern_check_device', 'pattern_check_host', 'pattern_fill_device', 'pattern_fill_host', 'pointer_info', 'process_identity', 'read_dlpack', 'require_same_process', 'ucx_load']
 class BuildInfo:
     """
     How this core was built.
@@ -112,15 +112,29 @@ class WorkerPool:
         ...
 class PlanTables:
     """
-    The tables of a copy plan, kept alive: four 1-D uint64 arrays.
+    A copy plan's tables, kept alive: planes uint64 [P], segments uint32 [S, 4] (src_block,
+    dst_block, src_slot, dst_slot), boxes uint64 [B, 19] (first_plane, num_planes,
+    first_segment, num_segments, src_block_stride, dst_block_stride, src_slot_stride,
+    dst_slot_stride, outer_count, outer_src_stride, outer_dst_stride, inner_count,
+    inner_src_stride, inner_dst_stride, run_bytes, first_scale, scale_plane_step,
+    outer_scale_step, inner_scale_step; strides in bytes), inverse_scales float32 [N], all
+    C-contiguous; conversion none, bfloat16 or float16 (to e4m3).
     """
-    def __init__(self, src_planes: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], dst_planes: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], src_offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], dst_offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], page_bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def __init__(self, src_planes: numpy.typing.NDArray[numpy.uint64], dst_planes: numpy.typing.NDArray[numpy.uint64], segments: numpy.typing.NDArray[numpy.uint32], boxes: numpy.typing.NDArray[numpy.uint64], inverse_scales: numpy.typing.NDArray[numpy.float32], conversion: str) -> None:
         ...
+    @property
+    def num_bytes(self) -> int:
+        """
+        Bytes written at the destination.
+        """
 class PatternTables:
     """
-    Pages that carry the test pattern: four 1-D uint64 arrays.
+    Vectors that carry the test pattern: planes and plane_keys uint64 [P]; offsets and
+    token_keys uint64 [S] and token_counts uint32 [S] of the segments; strides and
+    vector_bytes in bytes, the latter of the source where a conversion to e4m3 lies between;
+    inverse_scales float32 [P * num_heads], or nothing without a conversion.
     """
-    def __init__(self, planes: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], plane_keys: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], block_keys: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64], page_bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def __init__(self, planes: numpy.typing.NDArray[numpy.uint64], plane_keys: numpy.typing.NDArray[numpy.uint64], offsets: numpy.typing.NDArray[numpy.uint64], token_keys: numpy.typing.NDArray[numpy.uint64], token_counts: numpy.typing.NDArray[numpy.uint32], token_stride: typing.SupportsInt | typing.SupportsIndex, head_stride: typing.SupportsInt | typing.SupportsIndex, num_heads: typing.SupportsInt | typing.SupportsIndex, first_head: typing.SupportsInt | typing.SupportsIndex, vector_bytes: typing.SupportsInt | typing.SupportsIndex, conversion: str = 'none', inverse_scales: numpy.typing.NDArray[numpy.float32] | None = None) -> None:
         ...
 class PatternMismatch:
     """
@@ -352,6 +366,95 @@ class DeviceCopier:
         ...
     def wait(self, slot: typing.SupportsInt | typing.SupportsIndex, sequence: typing.SupportsInt | typing.SupportsIndex, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
         ...
+class UcxSettings:
+    """
+    How the ucx transport cuts and waits.
+    """
+    def __init__(self, *, staging: str = 'host', slot_bytes: typing.SupportsInt | typing.SupportsIndex = 2097152, num_slots: typing.SupportsInt | typing.SupportsIndex = 4, direct_bytes: typing.SupportsInt | typing.SupportsIndex = 262144, max_direct_bytes: typing.SupportsInt | typing.SupportsIndex = 8388608, num_direct: typing.SupportsInt | typing.SupportsIndex = 8, stall_s: typing.SupportsFloat | typing.SupportsIndex = 20.0, connect_s: typing.SupportsFloat | typing.SupportsIndex = 10.0) -> None:
+        ...
+    @property
+    def connect_s(self) -> float:
+        ...
+    @property
+    def direct_bytes(self) -> int:
+        ...
+    @property
+    def num_slots(self) -> int:
+        ...
+    @property
+    def slot_bytes(self) -> int:
+        ...
+    @property
+    def stall_s(self) -> float:
+        ...
+class UcxMemory:
+    """
+    A range that UCX has registered, until the last owner is gone.
+    """
+    @property
+    def address(self) -> int:
+        ...
+    @property
+    def num_bytes(self) -> int:
+        ...
+class UcxContext:
+    """
+    One configuration of UCX and the memory registered in it.
+    """
+    def __init__(self, options: collections.abc.Sequence[tuple[str, str]], defaults: collections.abc.Sequence[tuple[str, str]]) -> None:
+        ...
+    def register_memory(self, address: typing.SupportsInt | typing.SupportsIndex, num_bytes: typing.SupportsInt | typing.SupportsIndex) -> UcxMemory:
+        ...
+class UcxServer:
+    """
+    Serves regions of this process to peers, in a thread of its own.
+    """
+    def __init__(self, *, context: UcxContext, host: str, secret: bytes, board_address: typing.SupportsInt | typing.SupportsIndex, num_slots: typing.SupportsInt | typing.SupportsIndex, withdrawn_slot: typing.SupportsInt | typing.SupportsIndex, num_threads: typing.SupportsInt | typing.SupportsIndex, settings: UcxSettings) -> None:
+        ...
+    def add_region(self, address: typing.SupportsInt | typing.SupportsIndex, num_bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def close(self) -> bool:
+        """
+        Drop all peers; False where served memory must stay mapped for good.
+        """
+    @property
+    def num_connections(self) -> int:
+        ...
+    @property
+    def port(self) -> int:
+        ...
+class UcxLink:
+    """
+    The connecting side; one transfer at a time.
+    """
+    def __init__(self, *, context: UcxContext, host: str, port: typing.SupportsInt | typing.SupportsIndex, secret: bytes, slot: typing.SupportsInt | typing.SupportsIndex, name: str, num_threads: typing.SupportsInt | typing.SupportsIndex, settings: UcxSettings) -> None:
+        ...
+    def close(self) -> bool:
+        """
+        End the connection; False where pages must stay mapped for good.
+        """
+    def poll(self, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
+        """
+        Work for up to timeout_s; True once what was begun is complete.
+        """
+    def send_raw(self, message: typing.SupportsInt | typing.SupportsIndex, header: bytes, data: bytes) -> None:
+        """
+        Send any bytes as a message, for tests of what a server does with them.
+        """
+    def start_get(self, tables: PlanTables, sequence: typing.SupportsInt | typing.SupportsIndex, direct_bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Begin a transfer from the server; poll until it is complete.
+        """
+    def start_put(self, tables: PlanTables, sequence: typing.SupportsInt | typing.SupportsIndex, direct_bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Begin a transfer to the server; poll until it is complete.
+        """
+    @property
+    def first_sequence(self) -> int:
+        ...
+    @property
+    def transports(self) -> str:
+        ...
 def buffer_id(address: typing.SupportsInt | typing.SupportsIndex) -> int:
     ...
 def build_info() -> BuildInfo:
@@ -390,3 +493,7 @@ def read_dlpack(capsule: typing_extensions.CapsuleType) -> ArrayInfo:
     """
 def require_same_process(expected: ProcessIdentity) -> None:
     ...
+def ucx_load(candidates: collections.abc.Sequence[str]) -> str:
+    """
+    Open the first libucp that fits, once a process; returns its version.
+    """

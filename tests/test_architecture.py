@@ -60,6 +60,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": ("sweep/compute.py",),
     "cupy": ("sweep/compute.py",),
     "nixl": ("transport/nixl", "connectors/nixl_agent", "sweep/peers/"),
+    "mooncake": ("sweep/peers/",),
     "ucxx": ("transport/ucx", "sweep/peers/"),
     "ucp": ("transport/ucx", "sweep/peers/"),
     "libucx": ("transport/ucx",),
@@ -255,7 +256,7 @@ def test_the_tree_keeps_the_rule(rule: Rule) -> None:
 
 def test_the_tree_was_read() -> None:
     tree = read_tree()
-    for path in ("kvxfer/layout/plan.py", "csrc/copy/paged_copy.cu", "tests/test_architecture.py"):
+    for path in ("kvxfer/layout/plan.py", "csrc/copy/bulk_copy.cu", "tests/test_architecture.py"):
         assert tree[path], path
     assert {imported.top for imported in package_imports(tree)} >= {"kvxfer", "zmq", "numpy"}
 
@@ -288,6 +289,7 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (third_party_homes, "kvxfer/sweep/compute.py", "import cupy"),
     (third_party_homes, "kvxfer/transport/a.py", "from nixl._api import nixl_agent"),
     (third_party_homes, "kvxfer/sweep/a.py", "import ucxx"),
+    (third_party_homes, "kvxfer/sweep/a.py", "import_module('mooncake.engine')"),
     (third_party_homes, "kvxfer/session/a.py", "import vllm.config"),
     (third_party_homes, "kvxfer/connectors/vllm.py", "import lmcache"),
     (third_party_homes, "kvxfer/layout/a.py", "import msgspec"),

@@ -24,12 +24,17 @@ CPP_ARROWS: dict[str, set[str]] = {
     "memory": {"core"},
     "transport": {"core"},
     "copy": {"core", "memory", "transport"},
-    "bindings": {"core", "memory", "transport", "copy"},
+    "ucx": {"core", "memory", "transport", "copy"},
+    "bindings": {"core", "memory", "transport", "copy", "ucx"},
 }
 # The build without CUDA has one stand-in for the CUDA halves of both rooms.
 CPP_EXCEPTIONS = {("csrc/memory/no_cuda.cpp", "copy/device_copier.hpp")}
 # Our own headers that include CUDA's: as closed to the host's code as those.
 CUDA_HEADERS = {"core/cuda_check.hpp", "core/driver.hpp"}
+# Likewise for UCX, whose headers stay in its room.
+UCX_HEADERS = {
+    f"ucx/{name}.hpp" for name in ("channel", "connection", "library", "pieces", "worker")
+}
 CUDA_USERS = {f"csrc/{header}" for header in CUDA_HEADERS} | {
     "csrc/core/driver.cpp",
     "csrc/memory/device.cpp",
@@ -99,6 +104,15 @@ def cuda_headers(sources: Sources) -> list[str]:
     ]
 
 
+def ucx_headers(sources: Sources) -> list[str]:
+    return [
+        f"{path}: includes {header}: the build without UCX cannot compile it"
+        for path, header, _ in includes(sources)
+        if re.match(r"uc[pst]/", header) or header in UCX_HEADERS
+        if room_of(path) != "ucx" or path == "csrc/ucx/no_ucx.cpp"
+    ]
+
+
 def native_environment(sources: Sources) -> list[str]:
     return code_matches(sources, r"\b(secure_)?getenv\b|\benviron\b", "(settings are passed down)")
 
@@ -112,6 +126,7 @@ RULES: tuple[Rule, ...] = (
     cpp_arrows,
     pybind_home,
     cuda_headers,
+    ucx_headers,
     native_environment,
     native_evaluation,
 )
@@ -124,7 +139,7 @@ def test_the_tree_keeps_the_rule(rule: Rule) -> None:
 
 def test_the_tree_was_read() -> None:
     found = {(path, header) for path, header, _ in includes(read_tree())}
-    assert ("csrc/copy/paged_copy.cu", "cuda_runtime.h") in found
+    assert ("csrc/copy/bulk_copy.cu", "cuda_runtime.h") in found
     assert found >= CPP_EXCEPTIONS, "an exception that nothing needs"
 
 
@@ -143,6 +158,9 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (cuda_headers, "csrc/transport/a.cpp", "#include <cuda.h>"),
     (cuda_headers, "csrc/bindings/a.cpp", '#include "core/cuda_check.hpp"'),
     (cuda_headers, "csrc/bindings/a.cpp", '#include "copy/paged_copy.cuh"'),
+    (cpp_arrows, "csrc/transport/a.cpp", '#include "ucx/wire.hpp"'),
+    (ucx_headers, "csrc/bindings/a.cpp", '#include "ucx/worker.hpp"'),
+    (ucx_headers, "csrc/ucx/no_ucx.cpp", "#include <ucp/api/ucp.h>"),
     (native_environment, "csrc/memory/a.cpp", 'auto home = std::getenv("HOME");'),
 ]
 

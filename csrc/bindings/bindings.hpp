@@ -13,5 +13,6 @@ void register_errors(py::module_& module);
 void register_memory(py::module_& module);
 void register_copy(py::module_& module);
 void register_device(py::module_& module);
+void register_ucx(py::module_& module);
 
 }  // namespace kvxfer::bindings

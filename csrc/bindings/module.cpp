@@ -26,4 +26,5 @@ PYBIND11_MODULE(_core, module) {
   register_memory(module);
   register_copy(module);
   register_device(module);
+  register_ucx(module);
 }

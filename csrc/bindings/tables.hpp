@@ -3,80 +3,61 @@
 #include <pybind11/numpy.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "bindings/bindings.hpp"
 #include "copy/copy_plan.hpp"
 #include "copy/pattern.hpp"
-#include "core/check.hpp"
 
 namespace kvxfer::bindings {
 
-using Table = py::array_t<std::uint64_t, py::array::c_style>;
+/// An array of exactly this dtype, C-contiguous: bind arguments with py::arg().noconvert(), so that
+/// no copy is made unseen.
+template <class T>
+using Table = py::array_t<T, py::array::c_style>;
 
-// Leaves room for rounding up without a wrap of 64 bits.
-constexpr std::uint64_t kMaxPageBytes = 1ull << 62;
-
-inline std::uint32_t table_length(const Table& first, const Table& second, const char* what) {
-  KVXFER_REQUIRE(first.ndim() == 1 && second.ndim() == 1 && first.size() == second.size(),
-                 std::string("the two tables of ") + what + " have " +
-                     std::to_string(first.size()) + " and " + std::to_string(second.size()) +
-                     " entries; give two rows of one length");
-  KVXFER_REQUIRE(first.size() <= (1 << 30), std::string("too many ") + what);
-  return static_cast<std::uint32_t>(first.size());
-}
-
-/// Four uint64 arrays kept alive, and the view of them that copies take.
+/// The arrays of a copy plan kept alive, its boxes checked against them, and the view that copies
+/// take.
 class PlanTables {
  public:
-  PlanTables(Table src_planes, Table dst_planes, Table src_offsets, Table dst_offsets,
-             std::uint64_t page_bytes)
-      : src_planes_(std::move(src_planes)),
-        dst_planes_(std::move(dst_planes)),
-        src_offsets_(std::move(src_offsets)),
-        dst_offsets_(std::move(dst_offsets)) {
-    KVXFER_REQUIRE(page_bytes > 0 && page_bytes <= kMaxPageBytes,
-                   "page_bytes is " + std::to_string(page_bytes) + "; use 1 to 2^62");
-    plan_ = {src_planes_.data(),
-             dst_planes_.data(),
-             src_offsets_.data(),
-             dst_offsets_.data(),
-             table_length(src_planes_, dst_planes_, "planes"),
-             table_length(src_offsets_, dst_offsets_, "blocks"),
-             page_bytes};
-  }
+  /// `segments` is [S, 4], the members of Segment; `boxes` is [B, 19], see kBoxColumns in
+  /// tables.cpp. Throws Error(kInvalidUsage) where a box leaves the tables or counts do not fit.
+  PlanTables(Table<std::uint64_t> src_planes, Table<std::uint64_t> dst_planes,
+             Table<std::uint32_t> segments, const Table<std::uint64_t>& boxes,
+             Table<float> inverse_scales, const std::string& conversion);
+  PlanTables(const PlanTables&) = delete;
+  PlanTables& operator=(const PlanTables&) = delete;
+
   [[nodiscard]] const CopyPlan& plan() const { return plan_; }
 
  private:
-  Table src_planes_, dst_planes_, src_offsets_, dst_offsets_;
+  Table<std::uint64_t> src_planes_, dst_planes_;
+  Table<std::uint32_t> segments_;
+  Table<float> inverse_scales_;
+  std::vector<CopyBox> boxes_;
   CopyPlan plan_{};
 };
 
-/// The same for pattern pages.
+/// The same for vectors that carry the test pattern.
 class PatternTables {
  public:
-  PatternTables(Table planes, Table plane_keys, Table offsets, Table block_keys,
-                std::uint64_t page_bytes)
-      : planes_(std::move(planes)),
-        plane_keys_(std::move(plane_keys)),
-        offsets_(std::move(offsets)),
-        block_keys_(std::move(block_keys)) {
-    KVXFER_REQUIRE(
-        page_bytes > 0 && page_bytes % 8 == 0,
-        "a pattern page of " + std::to_string(page_bytes) + " bytes; use a multiple of 8");
-    pages_ = {planes_.data(),
-              plane_keys_.data(),
-              offsets_.data(),
-              block_keys_.data(),
-              table_length(planes_, plane_keys_, "planes"),
-              table_length(offsets_, block_keys_, "blocks"),
-              page_bytes};
-  }
+  PatternTables(Table<std::uint64_t> planes, Table<std::uint64_t> plane_keys,
+                Table<std::uint64_t> offsets, Table<std::uint64_t> token_keys,
+                Table<std::uint32_t> token_counts, std::uint64_t token_stride,
+                std::uint64_t head_stride, std::uint32_t num_heads, std::uint32_t first_head,
+                std::uint64_t vector_bytes, const std::string& conversion,
+                const std::optional<Table<float>>& inverse_scales);
+  PatternTables(const PatternTables&) = delete;
+  PatternTables& operator=(const PatternTables&) = delete;
+
   [[nodiscard]] const PatternPages& pages() const { return pages_; }
 
  private:
-  Table planes_, plane_keys_, offsets_, block_keys_;
+  Table<std::uint64_t> planes_, plane_keys_, offsets_, token_keys_;
+  Table<std::uint32_t> token_counts_;
+  Table<float> inverse_scales_;
   PatternPages pages_{};
 };
 

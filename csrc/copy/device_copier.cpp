@@ -5,11 +5,13 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "copy/launch_tables.hpp"
 #include "copy/paged_copy.cuh"
 #include "core/check.hpp"
 #include "core/cuda_check.hpp"
@@ -39,41 +41,6 @@ constexpr std::uint64_t kMaxDmaRuns = 512;
 // Measured best on H200s with 4 to 16 SMs at every page size from 2 KiB on; with all SMs the shapes
 // do not differ.
 constexpr BulkShape kBestShape{16, 3, 4096, 1};
-
-/// A stretch of blocks that lie one behind the other on both sides.
-struct Run {
-  std::uint32_t first_block;
-  std::uint32_t num_blocks;
-};
-
-/// The runs of `plan` in one plane, or nothing once there are more than `limit` of them: counting
-/// on would cost more than the copy engine could save.
-std::vector<Run> merge_runs(const CopyPlan& plan, std::uint64_t limit) {
-  std::vector<Run> runs;
-  for (std::uint32_t block = 0; block < plan.num_blocks; ++block) {
-    const bool joins = block > 0 &&
-                       plan.src_offsets[block] == plan.src_offsets[block - 1] + plan.page_bytes &&
-                       plan.dst_offsets[block] == plan.dst_offsets[block - 1] + plan.page_bytes;
-    if (joins) {
-      ++runs.back().num_blocks;
-      continue;
-    }
-    if (runs.size() == limit) return {};
-    runs.push_back({block, 1});
-  }
-  return runs;
-}
-
-std::uint32_t common_word_bytes(const CopyPlan& plan) {
-  std::uint64_t bits = plan.page_bytes | kBulkAlignment;
-  for (std::uint32_t plane = 0; plane < plan.num_planes; ++plane) {
-    bits |= plan.src_planes[plane] | plan.dst_planes[plane];
-  }
-  for (std::uint32_t block = 0; block < plan.num_blocks; ++block) {
-    bits |= plan.src_offsets[block] | plan.dst_offsets[block];
-  }
-  return static_cast<std::uint32_t>(bits & (~bits + 1));
-}
 
 /// What one transfer in flight needs: its tables on both sides of the bus. Its flag says when they
 /// may be used again, since the kernel raises it after it has read them.
@@ -106,29 +73,20 @@ struct Flight {
   }
 };
 
-void write_tables(const CopyPlan& plan, std::uint64_t* out) {
-  out = std::copy_n(plan.src_planes, plan.num_planes, out);
-  out = std::copy_n(plan.dst_planes, plan.num_planes, out);
-  out = std::copy_n(plan.src_offsets, plan.num_blocks, out);
-  std::copy_n(plan.dst_offsets, plan.num_blocks, out);
-}
+/// How a kernel is to run.
+struct Launch {
+  CopyEngine engine;
+  int num_sms;
+  BulkShape shape;
 
-void cut_pieces(KernelArgs& args, std::uint32_t piece_limit, std::uint32_t slot_bytes) {
-  args.piece_bytes =
-      static_cast<std::uint32_t>(std::min<std::uint64_t>(args.page_bytes, piece_limit));
-  const std::uint64_t per_page = (args.page_bytes + args.piece_bytes - 1) / args.piece_bytes;
-  const std::uint64_t num_pieces =
-      per_page * static_cast<std::uint64_t>(args.num_planes) * args.num_blocks;
-  KVXFER_REQUIRE(num_pieces < (1ull << 31), "a plan of " + std::to_string(num_pieces) +
-                                                " pieces passes 2^31; split the transfer");
-  args.pieces_per_page = static_cast<std::uint32_t>(per_page);
-  args.num_pieces = static_cast<std::uint32_t>(num_pieces);
-  args.pieces_per_group = std::clamp<std::uint32_t>(slot_bytes / args.piece_bytes, 1, 32);
-}
+  [[nodiscard]] PieceLimits limits() const {
+    if (engine == CopyEngine::kLoadStore) return {kLoadStorePieceBytes, 0};
+    const auto slot_bytes = static_cast<std::uint32_t>(shape.slot_bytes);
+    return {slot_bytes, slot_bytes};
+  }
+};
 
-int blocks_for(const KernelArgs& args, int num_sms, int warps_per_block) {
-  const std::uint64_t groups =
-      (args.num_pieces + args.pieces_per_group - 1) / args.pieces_per_group;
+int blocks_for(std::uint64_t groups, int num_sms, int warps_per_block) {
   const std::uint64_t useful = (groups + warps_per_block - 1) / warps_per_block;
   // Spread few pages over many SMs: a block a group is faster than a warp a group.
   const std::uint64_t wanted = std::max<std::uint64_t>(useful, std::min<std::uint64_t>(groups, 64));
@@ -210,30 +168,37 @@ struct DeviceCopier::State {
     }
   }
 
-  void upload_tables(const CopyPlan& plan, Flight& flight, KernelArgs& args) const {
-    const std::size_t num_words = 2ull * plan.num_planes + 2ull * plan.num_blocks;
-    if (num_words <= kInlineWords) {
-      write_tables(plan, args.inline_tables);
+  [[nodiscard]] BulkShape shape_for(const CopyPlan& plan) const {
+    const bool forced = forced_shape.num_warps != 0 && plan.conversion == Conversion::kNone;
+    return forced ? forced_shape : kBestShape;
+  }
+
+  void upload(const LaunchTables& tables, Flight& flight, KernelArgs& args) const {
+    args.num_boxes = tables.num_boxes();
+    args.num_groups = tables.num_groups();
+    if (tables.num_words() <= kInlineWords) {
+      tables.write(args.inline_tables);
       return;
     }
-    const std::size_t num_bytes = num_words * sizeof(std::uint64_t);
+    const std::size_t num_bytes = tables.num_words() * sizeof(std::uint64_t);
     flight.reserve(num_bytes);
-    write_tables(plan, static_cast<std::uint64_t*>(flight.pinned));
+    tables.write(static_cast<std::uint64_t*>(flight.pinned));
     KVXFER_CUDA_CHECK(
         cudaMemcpyAsync(flight.device, flight.pinned, num_bytes, cudaMemcpyHostToDevice, stream));
     args.tables = static_cast<const std::uint64_t*>(flight.device);
   }
 
-  void launch(KernelArgs& args, CopyEngine engine, int sm_budget) const {
-    if (engine == CopyEngine::kLoadStore) {
-      cut_pieces(args, kLoadStorePieceBytes, 0);
-      launch_load_store_copy(args, blocks_for(args, sm_budget, kLoadStoreWarps), stream);
+  void launch(const LaunchTables& tables, const Launch& launch, Flight& flight,
+              KernelArgs& args) const {
+    upload(tables, flight, args);
+    if (launch.engine == CopyEngine::kLoadStore) {
+      launch_load_store_copy(args, blocks_for(args.num_groups, launch.num_sms, kLoadStoreWarps),
+                             stream);
       return;
     }
-    const BulkShape shape = forced_shape.num_warps != 0 ? forced_shape : kBestShape;
-    const auto slot_bytes = static_cast<std::uint32_t>(shape.slot_bytes);
-    cut_pieces(args, slot_bytes, slot_bytes);
-    launch_bulk_copy(args, {blocks_for(args, sm_budget, shape.num_warps), shape}, stream);
+    launch_bulk_copy(
+        args, {blocks_for(args.num_groups, launch.num_sms, launch.shape.num_warps), launch.shape},
+        stream);
   }
 
   int device;
@@ -260,8 +225,16 @@ DeviceCopier::~DeviceCopier() = default;
 
 namespace {
 
+bool long_runs(const CopyPlan& plan) {
+  if (plan.num_boxes != 1) return false;
+  const CopyBox& box = plan.boxes[0];
+  const auto runs =
+      merge_segments(plan, box, kMaxDmaRuns / std::max<std::uint32_t>(box.num_planes, 1)).size();
+  return runs != 0 && box.num_segments * box.run_bytes / runs >= kDmaRunBytes;
+}
+
 CopyEngine choose_engine(CopyEngine wanted, const CopyPlan& plan, int compute_major,
-                         std::uint32_t word_bytes, std::size_t runs_per_plane) {
+                         std::uint32_t word_bytes) {
   const bool bulk_works = compute_major >= kBulkMajor && word_bytes == kBulkAlignment;
   switch (wanted) {
     case CopyEngine::kBulk:
@@ -270,17 +243,17 @@ CopyEngine choose_engine(CopyEngine wanted, const CopyPlan& plan, int compute_ma
                          std::to_string(compute_major) + "x and the pages are aligned to " +
                          std::to_string(word_bytes) + "; use the load/store kernel");
       return wanted;
-    case CopyEngine::kLoadStore:
     case CopyEngine::kDma:
+      KVXFER_REQUIRE(plan.conversion == Conversion::kNone,
+                     "the copy engine cannot convert to fp8; use a kernel, or auto");
+      return wanted;
+    case CopyEngine::kLoadStore:
       return wanted;
     case CopyEngine::kAuto:
       break;
   }
-  const std::uint64_t plane_bytes = plan.num_blocks * plan.page_bytes;
-  if (runs_per_plane != 0 && plane_bytes / runs_per_plane >= kDmaRunBytes) return CopyEngine::kDma;
-  if (!bulk_works || plan.num_pages() * plan.page_bytes <= kLoadStoreBytes) {
-    return CopyEngine::kLoadStore;
-  }
+  if (long_runs(plan)) return CopyEngine::kDma;
+  if (!bulk_works || plan.total_bytes() <= kLoadStoreBytes) return CopyEngine::kLoadStore;
   return CopyEngine::kBulk;
 }
 
@@ -300,25 +273,35 @@ void check_shape(const BulkShape& shape) {
                      "1-16, 2-64, 512.., 1-4");
 }
 
-std::uint64_t run_limit(CopyEngine wanted, const CopyPlan& plan) {
-  switch (wanted) {
-    case CopyEngine::kDma:
-      return plan.num_blocks;
-    case CopyEngine::kAuto:
-      return kMaxDmaRuns / std::max<std::uint32_t>(plan.num_planes, 1);
-    default:
-      return 0;
+void copy_range(std::uint64_t dst, std::uint64_t src, std::uint64_t num_bytes,
+                cudaStream_t stream) {
+  KVXFER_CUDA_CHECK(cudaMemcpyAsync(reinterpret_cast<void*>(dst), reinterpret_cast<void*>(src),
+                                    num_bytes, cudaMemcpyDefault, stream));
+}
+
+void copy_rows(const CopyBox& box, const CopyPlan::PagePair& page, cudaStream_t stream) {
+  for (std::uint32_t outer = 0; outer < box.outer.count; ++outer) {
+    for (std::uint32_t inner = 0; inner < box.inner.count; ++inner) {
+      copy_range(page.dst + outer * box.outer.dst_stride + inner * box.inner.dst_stride,
+                 page.src + outer * box.outer.src_stride + inner * box.inner.src_stride,
+                 box.run_bytes, stream);
+    }
   }
 }
 
-void copy_runs(const CopyPlan& plan, const std::vector<Run>& runs, cudaStream_t stream) {
-  for (std::uint32_t plane = 0; plane < plan.num_planes; ++plane) {
-    for (const Run& run : runs) {
-      const std::uint64_t src = plan.src_planes[plane] + plan.src_offsets[run.first_block];
-      const std::uint64_t dst = plan.dst_planes[plane] + plan.dst_offsets[run.first_block];
-      KVXFER_CUDA_CHECK(cudaMemcpyAsync(reinterpret_cast<void*>(dst), reinterpret_cast<void*>(src),
-                                        run.num_blocks * plan.page_bytes, cudaMemcpyDefault,
-                                        stream));
+void copy_by_engine(const CopyPlan& plan, cudaStream_t stream) {
+  for (std::uint32_t index = 0; index < plan.num_boxes; ++index) {
+    const CopyBox& box = plan.boxes[index];
+    const auto runs = merge_segments(plan, box, box.num_segments);
+    for (std::uint32_t plane = 0; plane < box.num_planes; ++plane) {
+      for (const SegmentRun& run : runs) {
+        const auto page = plan.page(box, plane, run.first);
+        copy_range(page.dst, page.src, run.count * box.run_bytes, stream);
+      }
+      if (!runs.empty()) continue;
+      for (std::uint32_t segment = 0; segment < box.num_segments; ++segment) {
+        copy_rows(box, plan.page(box, plane, segment), stream);
+      }
     }
   }
 }
@@ -337,17 +320,20 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
 
   KernelArgs args{};
   args.num_planes = plan.num_planes;
-  args.num_blocks = plan.num_blocks;
-  args.page_bytes = plan.page_bytes;
+  args.num_segments = plan.num_segments;
   args.word_bytes = common_word_bytes(plan);
+  args.conversion = plan.conversion;
   args.flag = reinterpret_cast<std::uint64_t*>(
       state.board_on_device + state.board.slot_address(target.slot) - state.board_address);
   args.sequence = target.sequence;
   args.fault = options.fault;
+  KVXFER_REQUIRE(args.word_bytes != 0, "converted elements of 2 bytes lie at an odd address");
 
-  const std::vector<Run> runs = merge_runs(plan, run_limit(options.engine, plan));
   const CopyEngine engine =
-      choose_engine(options.engine, plan, state.compute_major, args.word_bytes, runs.size());
+      choose_engine(options.engine, plan, state.compute_major, args.word_bytes);
+  const Launch launch{engine, num_sms, state.shape_for(plan)};
+  std::optional<LaunchTables> tables;  // before anything is queued: a refused plan leaves nothing
+  if (engine != CopyEngine::kDma) tables.emplace(plan, launch.limits());
 
   Flight& flight = state.take_flight();
   args.arrivals = flight.arrivals;
@@ -356,12 +342,11 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
         cudaEventRecord(flight.ordered, reinterpret_cast<cudaStream_t>(after_stream)));
     KVXFER_CUDA_CHECK(cudaStreamWaitEvent(state.stream, flight.ordered, 0));
   }
-  if (plan.num_pages() == 0 || engine == CopyEngine::kDma) {
-    copy_runs(plan, runs, state.stream);
-    launch_signal(args, state.stream);
+  if (tables && tables->num_groups() != 0) {
+    state.launch(*tables, launch, flight, args);
   } else {
-    state.upload_tables(plan, flight, args);
-    state.launch(args, engine, num_sms);
+    copy_by_engine(plan, state.stream);
+    launch_signal(args, state.stream);
   }
   flight.target = target;  // last: nobody may wait for what was refused
   return engine;

@@ -4,32 +4,31 @@
 
 #include "copy/copy_plan.hpp"
 #include "copy/device_copier.hpp"
+#include "copy/kernel_box.hpp"
 
 namespace kvxfer {
 
-// Tables up to this size ride in the kernel's parameters, which saves a copy to the device; 2 KiB
+// Tables up to this size ride in the kernel's parameters, which saves a copy to the device; 2.9 KiB
 // covers a request of a few pages in a model of up to 80 layers.
-constexpr int kInlineWords = 336;
+constexpr int kInlineWords = 376;
 
-/// The four tables of a plan, one behind the other, in the order of CopyPlan's members.
+/// What a kernel gets; `LaunchTables` says what the tables hold.
 struct KernelArgs {
   const std::uint64_t* tables;  // null: inline_tables
   std::uint32_t num_planes;
-  std::uint32_t num_blocks;
-  std::uint64_t page_bytes;
-  // A page is cut into pieces of piece_bytes (the last may be shorter); a group of pieces_per_group
-  // pieces shares a slot, one lane a piece.
-  std::uint32_t piece_bytes;
-  std::uint32_t pieces_per_page;
-  std::uint32_t pieces_per_group;
-  std::uint32_t num_pieces;
-  std::uint32_t word_bytes;  // a power of two that divides every address and length; 16 at most
+  std::uint32_t num_segments;
+  std::uint32_t num_boxes;
+  std::uint32_t num_groups;
+  std::uint32_t word_bytes;  // of the destination; see common_word_bytes()
+  Conversion conversion;
+  CopyFault fault;
   std::uint32_t* arrivals;
   std::uint64_t* flag;
   std::uint64_t sequence;
-  CopyFault fault;
   std::uint64_t inline_tables[kInlineWords];
 };
+
+constexpr std::uint32_t kMaxConvertedSlotBytes = 4096;  // what a warp's registers hold at once
 
 struct BulkLaunch {
   int num_blocks;

@@ -1,77 +1,28 @@
 #include "copy/paged_copy_host.hpp"
 
-#include <sys/uio.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <numeric>
-#include <string>
-#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-#include "core/error.hpp"
+#include "copy/fp8.hpp"
+#include "copy/plan_units.hpp"
 
 namespace kvxfer {
 
 namespace {
 
-// Pieces a thread should have, so that a plan of few large pages gives all threads work and the
-// streaming copy several pages side by side.
-constexpr std::uint64_t kPiecesPerThread = 4;
 constexpr std::uint64_t kLine = 64;
-// A cross-memory call moves at most INT_MAX bytes: a call is full at this many, and one more piece
-// of this many still fits.
-constexpr std::uint64_t kMaxPieceBytes = 1ull << 30;
-
-struct Piece {
-  std::uint64_t src;
-  std::uint64_t dst;
-  std::uint64_t num_bytes;
-};
-
-/// The pieces of a plan in the order of one side's addresses. Any order is right; this one lets the
-/// prefetcher run on where neighbours in memory are both wanted, and lets their descriptors merge.
-class OrderedPieces {
- public:
-  OrderedPieces(const CopyPlan& plan, const std::uint64_t* sort_offsets, int num_threads)
-      : plan_(plan), order_(plan.num_blocks) {
-    const auto wanted = kPiecesPerThread * static_cast<std::uint64_t>(num_threads);
-    const std::uint64_t cuts = plan.num_pages() >= wanted ? 1 : wanted;
-    const std::uint64_t even = ((plan.page_bytes + cuts - 1) / cuts + kLine - 1) / kLine * kLine;
-    piece_bytes_ = std::min(even, kMaxPieceBytes);
-    per_page_ = (plan.page_bytes + piece_bytes_ - 1) / piece_bytes_;
-    std::iota(order_.begin(), order_.end(), 0u);
-    std::sort(order_.begin(), order_.end(), [sort_offsets](std::uint32_t a, std::uint32_t b) {
-      return sort_offsets[a] < sort_offsets[b];
-    });
-  }
-
-  [[nodiscard]] std::uint64_t size() const { return plan_.num_pages() * per_page_; }
-
-  [[nodiscard]] Piece operator[](std::uint64_t index) const {
-    const std::uint64_t page_index = index / per_page_;
-    const std::uint64_t plane = page_index / plan_.num_blocks;
-    const std::uint32_t block = order_[page_index - plane * plan_.num_blocks];
-    const auto page = plan_.page(plane * plan_.num_blocks + block);
-    const std::uint64_t begin = (index - page_index * per_page_) * piece_bytes_;
-    return {page.src + begin, page.dst + begin, std::min(plan_.page_bytes - begin, piece_bytes_)};
-  }
-
- private:
-  const CopyPlan& plan_;
-  std::uint64_t piece_bytes_;
-  std::uint64_t per_page_;
-  std::vector<std::uint32_t> order_;
-};
+constexpr std::uint64_t kMaxRunBytes = 1ull << 40;  // no limit: every page fits
 
 void* pointer(std::uint64_t address) { return reinterpret_cast<void*>(address); }
 
-void copy_plain(const Piece& piece) {
-  std::memcpy(pointer(piece.dst), pointer(piece.src), piece.num_bytes);
+void copy_plain(const CopyUnit& unit) {
+  const std::uint64_t run_bytes = unit.run_bytes;
+  for_each_run(unit, [run_bytes](const CopyRun& run) {
+    std::memcpy(pointer(run.dst), pointer(run.src), run_bytes);
+  });
 }
 
 #if defined(__x86_64__)
@@ -99,147 +50,95 @@ void drain_streams() {}
 #endif
 
 // One stream of reads cannot fill a core's share of the memory bandwidth when it jumps every few
-// KiB: the hardware prefetcher starts anew at each jump. Several pages side by side keep it busy.
+// KiB: the hardware prefetcher starts anew at each jump. Several units side by side keep it busy.
 constexpr int kStreams = 4;
 constexpr std::uint64_t kStepBytes = 256;
 
-void copy_streaming(const Piece& piece, std::uint64_t begin, std::uint64_t end) {
-  for (std::uint64_t at = begin; at < end; at += kLine) stream_line(piece.dst + at, piece.src + at);
-}
-
-/// Whether a piece can be streamed line by line from its first byte to its last.
-bool whole_lines(const Piece& piece) {
-  return piece.dst % kLine == 0 && piece.num_bytes % kLine == 0;
-}
-
-/// Copies kStreams pieces side by side; they are of one size and of whole lines.
-void copy_side_by_side(const Piece* pieces) {
-  const std::uint64_t num_bytes = pieces[0].num_bytes;
-  for (std::uint64_t at = 0; at < num_bytes; at += kStepBytes) {
-    const std::uint64_t end = std::min(at + kStepBytes, num_bytes);
-    for (int stream = 0; stream < kStreams; ++stream) copy_streaming(pieces[stream], at, end);
-  }
-}
-
-void copy_slice_streaming(const OrderedPieces& all, std::uint64_t begin, std::uint64_t end) {
-  Piece pieces[kStreams];
-  std::uint64_t index = begin;
-  for (; index + kStreams <= end; index += kStreams) {
-    bool alike = true;
-    for (int stream = 0; stream < kStreams; ++stream) {
-      pieces[stream] = all[index + static_cast<std::uint64_t>(stream)];
-      alike =
-          alike && whole_lines(pieces[stream]) && pieces[stream].num_bytes == pieces[0].num_bytes;
+/// Collects units and copies them with streaming stores, kStreams at a time where they are alike.
+class StreamingCopy {
+ public:
+  void add(const CopyUnit& unit) {
+    if (!whole_lines(unit)) {
+      copy_plain(unit);
+      return;
     }
-    if (alike) {
-      copy_side_by_side(pieces);
-      continue;
-    }
-    for (const Piece& piece : pieces) copy_plain(piece);
+    if (num_units_ > 0 && !alike(unit, units_[0])) flush();
+    units_[num_units_++] = unit;
+    if (num_units_ == kStreams) flush();
   }
-  for (; index < end; ++index) copy_plain(all[index]);
-  // Streaming stores are weakly ordered: without this fence a completion flag could overtake them.
-  drain_streams();
-}
 
-// The kernel takes at most IOV_MAX (1024) entries on either side of a call.
-constexpr std::size_t kMaxIovecs = 1024;
-
-struct CrossMemoryBatch {
-  std::vector<iovec> local;
-  std::vector<iovec> remote;
-  std::uint64_t num_bytes = 0;
-
-  void add(const iovec& local_piece, const iovec& remote_piece) {
-    append(local, local_piece);
-    append(remote, remote_piece);
-    num_bytes += local_piece.iov_len;
-  }
-  [[nodiscard]] bool full() const {
-    return local.size() == kMaxIovecs || remote.size() == kMaxIovecs || num_bytes >= kMaxPieceBytes;
-  }
-  void clear() {
-    local.clear();
-    remote.clear();
-    num_bytes = 0;
+  void finish() {
+    flush();
+    // Streaming stores are weakly ordered: without this a completion flag could overtake them.
+    drain_streams();
   }
 
  private:
-  // The two lists are byte streams that need not be cut alike: each remote entry costs a lock and a
-  // walk of the other process's page tables, so neighbours are joined.
-  static void append(std::vector<iovec>& list, const iovec& piece) {
-    if (!list.empty()) {
-      iovec& last = list.back();
-      if (static_cast<char*>(last.iov_base) + last.iov_len == piece.iov_base) {
-        last.iov_len += piece.iov_len;
-        return;
-      }
-    }
-    list.push_back(piece);
+  /// Whether each row can be streamed line by line from its first byte to its last.
+  static bool whole_lines(const CopyUnit& unit) {
+    const std::uint64_t places =
+        unit.first.dst | unit.run_bytes | unit.box->outer.dst_stride | unit.box->inner.dst_stride;
+    return places % kLine == 0;
   }
+  static bool alike(const CopyUnit& one, const CopyUnit& other) {
+    return one.box == other.box && one.first_inner == other.first_inner &&
+           one.num_rows == other.num_rows && one.run_bytes == other.run_bytes;
+  }
+
+  void flush() {
+    if (num_units_ == kStreams) {
+      copy_side_by_side();
+    } else {
+      for (int index = 0; index < num_units_; ++index) copy_plain(units_[index]);
+    }
+    num_units_ = 0;
+  }
+
+  void copy_side_by_side() const {
+    std::uint64_t from_src[kStreams];
+    std::uint64_t from_dst[kStreams];
+    for (int stream = 0; stream < kStreams; ++stream) {
+      from_src[stream] = units_[stream].first.src - units_[0].first.src;
+      from_dst[stream] = units_[stream].first.dst - units_[0].first.dst;
+    }
+    const std::uint64_t run_bytes = units_[0].run_bytes;
+    for_each_run(units_[0], [&](const CopyRun& run) {
+      for (std::uint64_t begin = 0; begin < run_bytes; begin += kStepBytes) {
+        const std::uint64_t end = std::min(begin + kStepBytes, run_bytes);
+        for (int stream = 0; stream < kStreams; ++stream) {
+          const std::uint64_t src = run.src + from_src[stream];
+          const std::uint64_t dst = run.dst + from_dst[stream];
+          for (std::uint64_t at = begin; at < end; at += kLine) stream_line(dst + at, src + at);
+        }
+      }
+    });
+  }
+
+  CopyUnit units_[kStreams];
+  int num_units_ = 0;
 };
 
-[[noreturn]] void throw_cross_memory(int pid, RemoteSide remote, std::uint64_t moved,
-                                     std::uint64_t wanted, int error_number) {
-  const char* call = remote == RemoteSide::kDestination ? "process_vm_writev" : "process_vm_readv";
-  const std::string what = std::string(call) + " with process " + std::to_string(pid) + " moved " +
-                           std::to_string(moved) + " of " + std::to_string(wanted) + " bytes";
-  switch (error_number) {
-    case ESRCH:
-      throw Error(ErrorKind::kPeerLost, what + ": the process is gone", error_number);
-    case EPERM:
-      throw Error(
-          ErrorKind::kNotAvailable,
-          what +
-              ": the kernel denies access to its memory; run both as one user, allow it with "
-              "prctl(PR_SET_PTRACER) or kernel.yama.ptrace_scope=0, or put the pages in a "
-              "shared segment",
-          error_number);
-    default:
-      throw_errno(ErrorKind::kTransferFailed, what, error_number);
-  }
-}
-
-void flush(CrossMemoryBatch& batch, int pid, RemoteSide remote) {
-  if (batch.local.empty()) return;
-  const auto call = remote == RemoteSide::kDestination ? process_vm_writev : process_vm_readv;
-  const ssize_t moved = call(pid, batch.local.data(), batch.local.size(), batch.remote.data(),
-                             batch.remote.size(), 0);
-  if (moved < 0 || static_cast<std::uint64_t>(moved) != batch.num_bytes) {
-    // A short count without an error means that the kernel met an unmapped address part-way.
-    throw_cross_memory(pid, remote, moved < 0 ? 0 : static_cast<std::uint64_t>(moved),
-                       batch.num_bytes, moved < 0 ? errno : EFAULT);
-  }
-  batch.clear();
+void convert_unit(const CopyPlan& plan, const CopyUnit& unit) {
+  for_each_run(unit, [&](const CopyRun& run) {
+    convert_run(plan.conversion, pointer(run.dst), pointer(run.src), unit.run_bytes / 2,
+                plan.inverse_scales[run.scale]);
+  });
 }
 
 }  // namespace
 
 void paged_copy_host(WorkerPool& pool, const CopyPlan& plan, bool bypass_cache) {
-  const OrderedPieces pieces(plan, plan.src_offsets, pool.num_threads());
-  pool.run(pieces.size(), [&](std::uint64_t begin, std::uint64_t end) {
-    if (bypass_cache) {
-      copy_slice_streaming(pieces, begin, end);
-      return;
+  const PlanUnits units(plan, OrderSide::kSource, pool.num_threads(), kMaxRunBytes);
+  pool.run(units.total_work(), [&](std::uint64_t begin, std::uint64_t end) {
+    if (plan.conversion != Conversion::kNone) {
+      units.for_each_unit(begin, end, [&](const CopyUnit& unit) { convert_unit(plan, unit); });
+    } else if (bypass_cache) {
+      StreamingCopy copy;
+      units.for_each_unit(begin, end, [&](const CopyUnit& unit) { copy.add(unit); });
+      copy.finish();
+    } else {
+      units.for_each_unit(begin, end, copy_plain);
     }
-    for (std::uint64_t index = begin; index < end; ++index) copy_plain(pieces[index]);
-  });
-}
-
-void paged_copy_process_vm(WorkerPool& pool, const CopyPlan& plan, int pid, RemoteSide remote) {
-  const bool writes = remote == RemoteSide::kDestination;
-  const OrderedPieces pieces(plan, writes ? plan.dst_offsets : plan.src_offsets,
-                             pool.num_threads());
-  pool.run(pieces.size(), [&](std::uint64_t begin, std::uint64_t end) {
-    CrossMemoryBatch batch;
-    for (std::uint64_t index = begin; index < end; ++index) {
-      const Piece piece = pieces[index];
-      const iovec src{pointer(piece.src), piece.num_bytes};
-      const iovec dst{pointer(piece.dst), piece.num_bytes};
-      batch.add(writes ? src : dst, writes ? dst : src);
-      if (batch.full()) flush(batch, pid, remote);
-    }
-    flush(batch, pid, remote);
   });
 }
 

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         table.add_row(
             f"transport {name}", "available" if found.available else f"not here: {found.reason}"
         )
-    if args.json:
+    if args.json is not None:
         text = msgspec.json.encode(
             {
                 "environment": facts,

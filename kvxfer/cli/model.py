@@ -3,8 +3,8 @@
 import argparse
 import json
 import re
-import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from kvxfer.cli.output import show, write
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import KVKind, KVLayout, ModelShape, TPLayout, load_model
 from kvxfer.units import format_bytes
@@ -67,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
         _write_json(args.json, document)
     if args.json != "-":
         title = f"{model.name}: KV of {num_tokens:,} tokens, {_describe(layout)}"
-        _print(title, _whole_table(model, layout, whole))
+        show(partial(_print, title, _whole_table(model, layout, whole)))
         if args.tp > 1:
             title = f"bytes of each rank, tensor parallel {args.tp}"
-            _print(title, _rank_table(layout, ranks, per_rank))
+            show(partial(_print, title, _rank_table(layout, ranks, per_rank)))
     return 0
 
 
@@ -114,8 +115,7 @@ def _sizes(model: ModelShape, layout: KVLayout, num_tokens: int) -> _Sizes:
     )
 
 
-def _print(title: str, table: Table) -> None:
-    console = Console()
+def _print(title: str, table: Table, console: Console) -> None:
     table.title = Text(title)
     table.min_width = min(table.title.cell_len, console.width)  # else a title wraps in mid-line
     # Half a figure is a wrong figure: where the columns need more width than there is, take it.
@@ -188,7 +188,11 @@ def _document(
     num_tokens: int,
 ) -> dict[str, Any]:
     return {
-        "model": asdict(model),
+        "model": {
+            **asdict(model),
+            "sliding_window": model.sliding_window,
+            "sliding_layers": model.sliding_layers,
+        },
         "layout": asdict(layout),
         "num_tokens": num_tokens,
         "whole": asdict(whole),
@@ -202,8 +206,10 @@ def _document(
 def _write_json(target: str, document: dict[str, Any]) -> None:
     text = json.dumps(document, indent=2) + "\n"
     if target == "-":
-        sys.stdout.write(text)
+        write(text)
         return
+    if not target:
+        raise InvalidUsage("--json is empty; name a file, or - for standard output")
     try:
         Path(target).write_text(text, encoding="utf-8")
     except OSError as error:

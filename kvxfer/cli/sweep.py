@@ -1,14 +1,15 @@
 """kvxfer sweep: move paged KV blocks between two processes, check every byte, and time it."""
 
 import argparse
-import re
 import sys
-from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from kvxfer.cli import sweep_ranks
+from kvxfer.cli.lists import one_of, parse_list, positive
 from kvxfer.cli.output import show
 from kvxfer.errors import InvalidUsage, KvxferError
 from kvxfer.report.export import (
@@ -20,9 +21,13 @@ from kvxfer.report.export import (
     write_file,
 )
 from kvxfer.report.sweep_table import print_report
-from kvxfer.sweep import SweepOptions, SweepRun
+from kvxfer.sweep import RankSweepRun, SweepOptions, SweepRun
+from kvxfer.sweep.case_run import CaseRun
 from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS
 from kvxfer.sweep.compute import KINDS
+from kvxfer.sweep.paths import resolve_transport
+from kvxfer.sweep.peers import PEERS
+from kvxfer.sweep.result import SweepReport
 from kvxfer.units import parse_bytes
 
 EXIT_OK = 0
@@ -35,12 +40,12 @@ _SM_WORDS = {"auto": AUTO_SMS, "all": ALL_SMS}
 _MODEL = "llama-3.1-8b"
 _TOKENS = "512,2048,8192"
 _QUICK_TOKENS = "512,2048"
+_MEMORY = "shared,private"
 _QUICK_ITERS = 5
 _MAX_THREADS = 256
 _MAX_ITERS = 1_000_000
 _MAX_SEED = (1 << 62) - 1  # every round counts it up
 _ENGINE_HELP = "force a copy engine; CPU: memcpy, streaming; GPU: bulk, load_store, dma"
-_Item = TypeVar("_Item")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,17 +65,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--transport", default="auto", choices=("auto", "shm", "nvlink", "loopback"), help="path"
     )
-    how.add_argument("--memory", default="shared,private", help="the peer's memory, on a CPU")
+    how.add_argument("--memory", help=f"the peer's memory, on a CPU (default: {_MEMORY})")
     how.add_argument("--op", default="put", help="put (the source copies), get (the destination)")
     how.add_argument("--sms", help="GPU SMs for the copy: counts, all, or auto (default: auto)")
     how.add_argument("--engine", default="auto", help=_ENGINE_HELP)
     how.add_argument("--threads", type=int, help="CPU threads for the copy (default: all, to 8)")
-    how.add_argument("--devices", help="source,destination GPU (default 0,1)")
+    how.add_argument("--devices", help="source,destination GPU (default 0,1), or 0,1:2,3")
     how.add_argument(
         "--with-compute",
         metavar="KIND[@SIDE]",
         help=f"run {' or '.join(KINDS)} beside the transfers on src (default) or dst",
     )
+    how.add_argument(
+        "--peers",
+        metavar="NAME,...",
+        help=f"the same pages moved by what others use too: {','.join(PEERS)}",
+    )
+    sweep_ranks.add_arguments(parser)
     rounds = parser.add_argument_group("rounds")
     rounds.add_argument("--iters", type=int, help="timed rounds a case (default by size)")
     rounds.add_argument("--warmup", type=int, default=2, help="untimed rounds a case")
@@ -89,38 +100,47 @@ def parse_options(args: argparse.Namespace) -> SweepOptions:
         InvalidUsage: a list, size or number that cannot be read.
     """
     quick = args.quick
-    if args.total_bytes and args.page_bytes is None:
+    if args.total_bytes is not None and args.page_bytes is None:
         raise InvalidUsage("--total-bytes is of a raw sweep; give --page-bytes too, or --tokens")
     if args.page_bytes is not None:
         for name, value in (("--tokens", args.tokens), ("--model", args.model)):
             if value is not None:
                 raise InvalidUsage(f"{name} is of a sweep of models; leave it, or --page-bytes")
-    default_tokens = _QUICK_TOKENS if quick else _TOKENS
-    tokens = default_tokens if args.tokens is None else args.tokens
+    ranks = sweep_ranks.parse_ranks(args) if sweep_ranks.are_asked_for(args) else None
+    tokens = _default_tokens(args) if args.tokens is None else args.tokens
     model = _MODEL if args.model is None else args.model
     sms = "auto" if args.sms is None else args.sms
+    memory = args.memory
+    if memory is None:
+        memory = _MEMORY if ranks is None else sweep_ranks.MEMORY
+    devices = None if args.devices is None else sweep_ranks.parse_devices(args.devices)
     return SweepOptions(
         transport=args.transport,
-        models=_parse_list("--model", model, str),
-        tokens=_parse_list("--tokens", tokens, _positive("--tokens")),
-        block_sizes=_parse_list("--block-size", args.block_size, _positive("--block-size")),
-        page_bytes=_parse_list("--page-bytes", args.page_bytes, parse_bytes)
+        models=parse_list("--model", model, str),
+        tokens=parse_list("--tokens", tokens, positive("--tokens")),
+        block_sizes=parse_list("--block-size", args.block_size, positive("--block-size")),
+        page_bytes=parse_list("--page-bytes", args.page_bytes, parse_bytes)
         if args.page_bytes is not None
         else (),
-        total_bytes=parse_bytes(args.total_bytes) if args.total_bytes else None,
-        block_orders=_parse_list("--block-order", args.block_order, str),
+        total_bytes=None if args.total_bytes is None else parse_bytes(args.total_bytes),
+        block_orders=parse_list("--block-order", args.block_order, str),
         dtype=args.dtype,
         order=args.order,
-        memory=_parse_list("--memory", args.memory, str),
-        ops=_parse_list("--op", args.op, _one_of("--op", ("put", "get"))),
-        sms=_parse_list("--sms", sms, _parse_sms),
+        memory=parse_list("--memory", memory, str),
+        ops=parse_list("--op", args.op, one_of("--op", ("put", "get"))),
+        sms=parse_list("--sms", sms, _parse_sms),
         engine=args.engine,
         num_threads=_within("--threads", args.threads, 1, _MAX_THREADS),
-        devices=_parse_devices(args.devices) if args.devices else None,
+        devices=_one_of_each(devices) if devices and ranks is None else None,
+        rank_devices=devices if ranks is not None else None,
+        ranks=ranks,
         iters=_within("--iters", args.iters, 1, _MAX_ITERS) or (_QUICK_ITERS if quick else None),
         warmup=_within("--warmup", args.warmup, 0, _MAX_ITERS) or 0,
         seed=_within("--seed", args.seed, 0, _MAX_SEED) or 0,
-        compute=_parse_compute(args.with_compute) if args.with_compute else None,
+        compute=None if args.with_compute is None else _parse_compute(args.with_compute),
+        peers=()
+        if args.peers is None
+        else parse_list("--peers", args.peers, one_of("--peers", tuple(PEERS))),
     )
 
 
@@ -128,12 +148,13 @@ def run(args: argparse.Namespace) -> int:
     """Run the sweep and write its results, also what there is after Ctrl-C or an error."""
     options = parse_options(args)
     files = ((args.json, to_json), (args.csv, to_csv), (args.markdown, to_markdown))
-    outputs = [(path, convert) for path, convert in files if path]
+    outputs = [(path, convert) for path, convert in files if path is not None]
     for path, _ in outputs:
         require_writable(path)
     require_different([path for path, _ in outputs])
     failure: KvxferError | None = None
-    with SweepRun(options) as sweep:
+    kind: type[CaseRun[Any]] = SweepRun if options.ranks is None else RankSweepRun
+    with kind(options) as sweep:
         try:
             _run_cases(sweep)
         except KeyboardInterrupt:
@@ -151,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
         lambda console: print_report(report, console), width=None if on_terminal else _PIPE_COLUMNS
     )
     if failure is not None:
-        raise failure
+        raise _shown_once(failure, report, len(sweep.cases))
     if report.failed:
         return EXIT_CHECK_FAILED
     if report.interrupted:
@@ -159,7 +180,16 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK if report.results else EXIT_NOT_AVAILABLE
 
 
-def _run_cases(sweep: SweepRun) -> None:
+def _shown_once(failure: KvxferError, report: SweepReport, num_cases: int) -> KvxferError:
+    """What ended the sweep, in other words where the table has said it."""
+    if not any(one.failed and str(failure).endswith(one.reason) for one in report.skipped):
+        return failure
+    num_measured = len(report.results)
+    text = f"ended by what is marked FAILED; {num_measured} of {num_cases} rows were measured"
+    return type(failure)(text, failure.code)
+
+
+def _run_cases(sweep: CaseRun[Any]) -> None:
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -170,48 +200,37 @@ def _run_cases(sweep: SweepRun) -> None:
         disable=not sys.stderr.isatty(),
     )
     with bar:
-        task = bar.add_task("", total=sweep.num_rounds)
+        task, end = bar.add_task("", total=sweep.num_rounds), 0
         for case in sweep.cases:
+            end += sweep.rounds_of(case)
             bar.update(task, description=case.label)
-            sweep.run_case(case, lambda: bar.advance(task))
+            sweep.run_case(case, partial(advance, bar, task, end))
+            bar.update(task, completed=end)
 
 
-def _parse_list(name: str, text: str, parse: Callable[[str], _Item]) -> tuple[_Item, ...]:
-    items = tuple(parse(item.strip()) for item in text.split(",") if item.strip())
-    if not items:
-        raise InvalidUsage(f"{name}: {text!r} names nothing; give one value or more")
-    return items
+def advance(bar: Progress, task: TaskID, end: int) -> None:
+    """One more round, up to ``end``: those of a row that is measured twice count once."""
+    if bar.tasks[task].completed < end:
+        bar.advance(task)
 
 
-def _positive(name: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch("[0-9]{1,18}", text) or int(text) == 0:
-            raise InvalidUsage(f"{name}: {text!r} is not a whole number above zero")
-        return int(text)
-
-    return parse
-
-
-def _one_of(name: str, allowed: tuple[str, ...]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in allowed:
-            raise InvalidUsage(f"{name}: {text!r}; use {' or '.join(allowed)}")
-        return text
-
-    return parse
+def _default_tokens(args: argparse.Namespace) -> str:
+    if not sweep_ranks.are_asked_for(args):
+        return _QUICK_TOKENS if args.quick else _TOKENS
+    memory = "device" if resolve_transport(args.transport) == "nvlink" else "host"
+    return (sweep_ranks.QUICK_TOKENS if args.quick else sweep_ranks.TOKENS)[memory]
 
 
 def _parse_sms(text: str) -> int:
     if text in _SM_WORDS:
         return _SM_WORDS[text]
-    return _positive("--sms")(text)
+    return positive("--sms")(text)
 
 
-def _parse_devices(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*", text)
-    if match is None:
-        raise InvalidUsage(f"--devices: {text!r}; write source,destination such as 0,1")
-    return int(match[1]), int(match[2])
+def _one_of_each(devices: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[int, int]:
+    if any(len(side) > 1 for side in devices):
+        raise InvalidUsage("--devices names several GPUs of a side; that takes --tp or --layouts")
+    return devices[0][0], devices[1][0]
 
 
 def _parse_compute(text: str) -> tuple[str, str]:

@@ -1,22 +1,27 @@
 """Who a peer is, where its pages are, and who may write them. See PROTOCOL.md."""
 
-from kvxfer.control.channel import ControlClient, ControlServer, Handlers
+from kvxfer.control.client import ControlClient
+from kvxfer.control.deferred import Deferred
+from kvxfer.control.framing import PROTOCOL_VERSION, decode, encode
+from kvxfer.control.key import SharedKey
 from kvxfer.control.messages import (
-    PROTOCOL_VERSION,
     AbortRequest,
     CommitRequest,
     Done,
     ErrorReply,
+    FailedRequests,
     InitReply,
     InitRequest,
     LayoutSpec,
     LeaveRequest,
     PlaneSpec,
+    RankSpec,
     ReserveReply,
     ReserveRequest,
-    decode,
-    encode,
+    WatchRequest,
 )
+from kvxfer.control.ports import Ports
+from kvxfer.control.server import ControlServer, Handlers
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -24,16 +29,22 @@ __all__ = [
     "CommitRequest",
     "ControlClient",
     "ControlServer",
+    "Deferred",
     "Done",
     "ErrorReply",
+    "FailedRequests",
     "Handlers",
     "InitReply",
     "InitRequest",
     "LayoutSpec",
     "LeaveRequest",
     "PlaneSpec",
+    "Ports",
+    "RankSpec",
     "ReserveReply",
     "ReserveRequest",
+    "SharedKey",
+    "WatchRequest",
     "decode",
     "encode",
 ]

@@ -1,28 +1,29 @@
 """The server's side of one channel: a ROUTER socket, its handlers, and what it turned away."""
 
-import contextlib
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import zmq
 
-from kvxfer import errors
 from kvxfer.control import _sockets
+from kvxfer.control._callers import Callers, Gone
+from kvxfer.control._pending import Owed, Pending
 from kvxfer.control.addresses import Resolved
-from kvxfer.control.messages import (
-    MAX_ERROR_CHARS,
-    ErrorReply,
-    decode,
-    decoder_of,
-    encode,
-    is_ours,
-)
+from kvxfer.control.deferred import Deferred, Frames
+from kvxfer.control.framing import decode_request, decoder_of, encode, is_ours
+from kvxfer.control.key import SharedKey
+from kvxfer.control.messages import ErrorReply
+from kvxfer.control.replies import error_frames
 from kvxfer.errors import KvxferError, NotAvailable, ProtocolMismatch
 
 # The parameter is Any because a handler takes its own message type, not every Struct.
-Handlers = Mapping[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]
+Handlers = Mapping[type[msgspec.Struct], Callable[[Any], msgspec.Struct | Deferred]]
+OnGone = Callable[[str, str], object]
+# Called from any thread with what the server's thread shall do next.
+Post = Callable[[Callable[[], None]], None]
 
 _log = logging.getLogger(__name__)
 _MAX_CALL_ID_BYTES = 32
@@ -30,23 +31,37 @@ _BATCH = 64  # messages of one channel before the others, and the stop, get thei
 
 
 class ServedChannel:
-    """One ROUTER socket, the handlers behind it, and what it turned away."""
+    """One ROUTER socket, the handlers behind it, and what it turned away.
 
-    def __init__(self, name: str, handlers: Handlers) -> None:
+    Clients get their turns one message each: libzmq reads the connections in rotation.
+    """
+
+    def __init__(
+        self, name: str, handlers: Handlers, *, post: Post, on_gone: OnGone | None
+    ) -> None:
         self.name = name
         self.handlers = dict(handlers)
         self.types = tuple(self.handlers)
         decoder_of(self.types)
         self.dropped = 0
         self.refused = 0
+        self.undelivered = 0
+        self._post = post
+        self._on_gone = on_gone
+        self.pending = Pending()
 
-    def open(self, context: _sockets.Context, at: Resolved) -> int:
-        """Bind and return the port."""
-        self.socket = _sockets.open_socket(context, zmq.ROUTER, ipv6=at.is_ipv6)
+    def open(
+        self, context: _sockets.Context, places: Sequence[Resolved], key: SharedKey | None
+    ) -> list[int]:
+        """Bind to each of ``places``, which are of one family; returns the ports."""
+        self.socket = _sockets.open_server(context, ipv6=places[0].is_ipv6, key=key)
+        self.callers = Callers(context, self.socket)
+        return [self._bind(at) for at in places]
+
+    def _bind(self, at: Resolved) -> int:
         try:
             self.socket.bind(at.url)
         except zmq.ZMQError as error:
-            self.socket.close()
             if error.errno == zmq.EADDRINUSE:
                 raise NotAvailable(
                     f"port {at.port} in use by channel {self.name} cannot be bound: another socket "
@@ -65,42 +80,107 @@ class ServedChannel:
         """Answer what waits, up to a bound."""
         for _ in range(_BATCH):
             try:
-                parts = _sockets.receive_parts(self.socket)
+                frame, parts = _sockets.receive_routed(self.socket)
             except zmq.Again:
                 return
-            reply = self._answer(parts)
-            if parts is None or reply is None:
+            if parts is None or not _is_request(parts):
                 self._count_dropped()
-                continue
-            # A caller that does not read loses its answer; the others must not wait for it.
-            with contextlib.suppress(zmq.Again):
-                self.socket.send_multipart([*parts[:2], *reply], zmq.NOBLOCK)
+            else:
+                self._serve(frame, parts)
 
-    def _answer(self, parts: list[bytes] | None) -> list[bytes] | None:
-        if parts is None or len(parts) < 3 or not is_ours(parts[2]):
-            return None
-        if not 1 <= len(parts[1]) <= _MAX_CALL_ID_BYTES:
-            return None
+    @property
+    def next_due_s(self) -> float:
+        """When `keep_time` has something to do; infinity for never."""
+        return min(self.pending.next_end_s, self.callers.next_probe_s)
+
+    def keep_time(self, now_s: float) -> None:
+        """Give up the answers that are too late, and those of callers that are gone."""
+        for owed in self.pending.take_late(now_s):
+            owed.deferred.abandon()
+        for gone in self.callers.take_gone(now_s):
+            self._say_gone(gone)
+
+    def abandon_all(self) -> None:
+        """The server closes."""
+        for owed in self.pending.take_all():
+            owed.deferred.abandon()
+
+    def _serve(self, frame: zmq.Frame, parts: list[bytes]) -> None:
+        routing_id, call_id = parts[:2]
         try:
-            message = decode(parts[2:], self.types)
+            message, limit_s = decode_request(parts[2:], self.types)
         except ProtocolMismatch as error:
             self.refused += 1
-            return encode(_error_reply(error))
-        return self._handle(message)
+            self._send(routing_id, call_id, error_frames(error))
+            return
+        self.callers.heard(frame, routing_id, getattr(message, "incarnation", ""))
+        answer = self._handle(message)
+        if isinstance(answer, Deferred):
+            self._owe(Owed(routing_id, call_id, answer, time.monotonic() + limit_s))
+        else:
+            self._send(routing_id, call_id, answer)
 
-    def _handle(self, message: msgspec.Struct) -> list[bytes]:
+    def _handle(self, message: msgspec.Struct) -> Frames | Deferred:
         name = type(message).__name__
         try:
             reply = self.handlers[type(message)](message)
+            if isinstance(reply, Deferred):
+                return reply
             if not isinstance(reply, msgspec.Struct):
                 raise TypeError(f"the handler of {name} returned {reply!r}, not a message")
             return encode(reply)
         except KvxferError as error:
-            return encode(_error_reply(error))
+            return error_frames(error)
         except Exception as error:
             _log.exception("channel %s: the handler of %s failed", self.name, name)
             text = f"internal error of the server at {name} ({type(error).__name__}); see its log"
             return encode(ErrorReply("KvxferError", text))
+
+    def _owe(self, owed: Owed) -> None:
+        try:
+            ticket = self.pending.add(owed)
+        except NotAvailable as error:
+            self._send(owed.routing_id, owed.call_id, error_frames(error))
+            owed.deferred.abandon()
+            return
+        owed.deferred.attach(lambda frames: self._post(lambda: self._answer_late(ticket, frames)))
+
+    def _answer_late(self, ticket: int, frames: Frames) -> None:
+        owed = self.pending.take(ticket)
+        if owed is not None and not self._send(owed.routing_id, owed.call_id, frames):
+            owed.deferred.abandon()
+
+    def _send(self, routing_id: bytes, call_id: bytes, frames: Frames) -> bool:
+        parts = [routing_id, call_id, *frames]
+        try:
+            try:
+                _sockets.send_parts(self.socket, parts)
+            except zmq.Again:
+                # libzmq looks up to 1 ms late at what its own thread has sent on; this looks now.
+                self.socket.getsockopt(zmq.EVENTS)
+                _sockets.send_parts(self.socket, parts)
+        except zmq.Again:
+            # A caller that does not read loses its answer; the others must not wait for it.
+            self.undelivered += 1
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.undelivered += 1
+            self._say_gone(self.callers.forget(routing_id))
+            return False
+        return True
+
+    def _say_gone(self, gone: Gone) -> None:
+        for owed in self.pending.take_of(gone.routing_id):
+            owed.deferred.abandon()
+        if self._on_gone is None:
+            return
+        for name in gone.names:
+            try:
+                self._on_gone(self.name, name)
+            except Exception:
+                _log.exception("channel %s: what follows on the end of %s failed", self.name, name)
 
     def _count_dropped(self) -> None:
         self.dropped += 1
@@ -108,11 +188,5 @@ class ServedChannel:
             _log.warning("channel %s: %d foreign messages dropped so far", self.name, self.dropped)
 
 
-def _error_reply(error: KvxferError) -> ErrorReply:
-    kind = type(error)
-    # The peer can only raise what it knows: a subclass from elsewhere travels as its nearest base.
-    name = next(base.__name__ for base in kind.__mro__ if vars(errors).get(base.__name__) is base)
-    code = error.code if -(1 << 31) <= error.code < 1 << 31 else 0
-    # A lone surrogate, as in some file names, has no UTF-8.
-    text = str(error).encode("utf-8", "replace").decode("utf-8")
-    return ErrorReply(name, text[:MAX_ERROR_CHARS], code)
+def _is_request(parts: list[bytes]) -> bool:
+    return len(parts) >= 3 and 1 <= len(parts[1]) <= _MAX_CALL_ID_BYTES and is_ours(parts[2])

@@ -2,10 +2,12 @@
 
 import os
 import threading
+from collections.abc import Mapping, Sequence
 
 import zmq
 
-from kvxfer.control.messages import MAX_MESSAGE_BYTES
+from kvxfer.control.framing import MAX_MESSAGE_BYTES
+from kvxfer.control.key import SharedKey
 from kvxfer.errors import NotAvailable
 
 # Older releases have heap overflows in their decoders (CVE-2019-6250, CVE-2019-13132).
@@ -18,11 +20,30 @@ _OPTIONS = {
     zmq.SNDHWM: 16,
     zmq.RCVHWM: 16,
     zmq.HANDSHAKE_IVL: 5_000,
-    zmq.HEARTBEAT_IVL: 5_000,
-    zmq.HEARTBEAT_TIMEOUT: 15_000,
+    # No heartbeats of libzmq: where a queue is full and its peer has gone, one of them, sent or
+    # received, aborts the process (zeromq/libzmq issues 3937, 4364). The kernel finds dead hosts.
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 5,
+    zmq.TCP_KEEPALIVE_INTVL: 1,
+    zmq.TCP_KEEPALIVE_CNT: 5,
+    zmq.TCP_MAXRT: 5_000,
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 1_000,
 }
+_SERVER_OPTIONS = {
+    # A client has one call on its way, seldom two; a flood of 16 MiB requests is cut short here.
+    zmq.RCVHWM: 4,
+    # An answer that cannot be delivered is an error to count, not a silence.
+    zmq.ROUTER_MANDATORY: 1,
+}
+_CLIENT_OPTIONS = {
+    # Queue nothing for a peer that is not there: a call is sent on a live connection or not.
+    zmq.IMMEDIATE: 1,
+}
+
+# Plain ints: combining the flags of `zmq` costs more than sending.
+_NOBLOCK = int(zmq.NOBLOCK)
+_SNDMORE = int(zmq.SNDMORE)
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -42,16 +63,41 @@ def require_libzmq(version: tuple[int, ...] | None = None) -> None:
         )
 
 
-def open_socket(context: Context, kind: int, *, ipv6: bool) -> Socket:
-    """A socket with the limits of PROTOCOL.md, not bound or connected."""
+def open_server(context: Context, *, ipv6: bool, key: SharedKey | None) -> Socket:
+    """A ROUTER with the limits of PROTOCOL.md, not bound; with a key only holders get in."""
+    socket = _open(context, zmq.ROUTER, _OPTIONS | _SERVER_OPTIONS, ipv6=ipv6)
+    if key is not None:
+        key.guard(socket)
+    return socket
+
+
+def open_client(context: Context, *, ipv6: bool, key: SharedKey | None = None) -> Socket:
+    """A DEALER with the limits of PROTOCOL.md, not connected."""
+    socket = _open(context, zmq.DEALER, _OPTIONS | _CLIENT_OPTIONS, ipv6=ipv6)
+    if key is not None:
+        key.present(socket)
+    return socket
+
+
+def _open(
+    context: Context, kind: int, options: Mapping[zmq.SocketOption, int], *, ipv6: bool
+) -> Socket:
     socket = context.socket(kind)
-    for option, value in _OPTIONS.items():
+    for option, value in options.items():
         socket.setsockopt(option, value)
     socket.setsockopt(zmq.IPV6, int(ipv6))
-    if kind == zmq.DEALER:
-        # Queue nothing for a peer that is not there: a call is sent on a live connection or not.
-        socket.setsockopt(zmq.IMMEDIATE, 1)
     return socket
+
+
+def send_parts(socket: Socket, parts: Sequence[bytes]) -> None:
+    """Send one message, all of it or nothing.
+
+    Raises:
+        zmq.Again: there is no room for it.
+    """
+    for part in parts[:-1]:
+        socket.send(part, _NOBLOCK | _SNDMORE)
+    socket.send(parts[-1], _NOBLOCK)
 
 
 def receive_parts(socket: Socket) -> list[bytes] | None:
@@ -60,14 +106,25 @@ def receive_parts(socket: Socket) -> list[bytes] | None:
     Raises:
         zmq.Again: no message waits.
     """
-    parts = [socket.recv(zmq.NOBLOCK)]
+    return receive_routed(socket)[1]
+
+
+def receive_routed(socket: Socket) -> tuple[zmq.Frame, list[bytes] | None]:
+    """As `receive_parts`, with the first frame itself: on a ROUTER it knows its connection.
+
+    Raises:
+        zmq.Again: no message waits.
+    """
+    # Frames say whether more follow; asking the socket after each part takes twice as long.
+    first = frame = socket.recv(_NOBLOCK, copy=False)
+    parts = [frame.bytes]
     num_parts = 1
-    while socket.getsockopt(zmq.RCVMORE):
-        part = socket.recv(zmq.NOBLOCK)
+    while frame.more:
+        frame = socket.recv(_NOBLOCK, copy=False)
         num_parts += 1
         if num_parts <= MAX_PARTS:
-            parts.append(part)
-    return parts if num_parts <= MAX_PARTS else None
+            parts.append(frame.bytes)
+    return first, parts if num_parts <= MAX_PARTS else None
 
 
 class _SharedContext:

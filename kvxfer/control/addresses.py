@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvxfer.errors import InvalidUsage, NotAvailable
 
-_ADDRESS = re.compile(r"tcp://(?:\[([^\[\]/]+)\]|([^\[\]/:]+)):([0-9]{1,5})")
+_ADDRESS = re.compile(r"(?:tcp://)?(?:\[([^\[\]/]+)\]|([^\[\]/:]+)):([0-9]{1,5})")
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -72,7 +72,8 @@ def parse_url(url: str) -> Resolved:
     """Resolve the address of a peer.
 
     Raises:
-        InvalidUsage: not ``tcp://host:port``, port out of range, or a wildcard host.
+        InvalidUsage: not ``tcp://host:port`` or ``host:port``, port out of range, or a wildcard
+            host.
         NotAvailable: the host has no address.
     """
     match = _ADDRESS.fullmatch(url)

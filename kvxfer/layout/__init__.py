@@ -1,29 +1,48 @@
 """Pure arithmetic on KV caches: shapes, ranks, models, views and copy plans. numpy only."""
 
+from kvxfer.layout.block_ids import BlockIds
+from kvxfer.layout.block_map import BlockMap, Blocks, BlockTable
+from kvxfer.layout.compatible import require_compatible
+from kvxfer.layout.conversion import ToFp8
+from kvxfer.layout.copy_plan import CopyBox, CopyPlan
 from kvxfer.layout.kv_layout import (
     DTYPE_BYTES,
     KVKind,
     KVLayout,
     Order,
-    TPLayout,
     canonical_dtype,
 )
 from kvxfer.layout.models import CATALOGUE, ModelShape, load_model
-from kvxfer.layout.plan import BlockIds, CopyPlan, plan
-from kvxfer.layout.view import KVView
+from kvxfer.layout.plan import match_blocks, plan
+from kvxfer.layout.ranks import KVShard, TPLayout
+from kvxfer.layout.route import Route
+from kvxfer.layout.shares import Share, shares
+from kvxfer.layout.view import KVView, Strides
 
 __all__ = [
     "CATALOGUE",
     "DTYPE_BYTES",
     "BlockIds",
+    "BlockMap",
+    "BlockTable",
+    "Blocks",
+    "CopyBox",
     "CopyPlan",
     "KVKind",
     "KVLayout",
+    "KVShard",
     "KVView",
     "ModelShape",
     "Order",
+    "Route",
+    "Share",
+    "Strides",
     "TPLayout",
+    "ToFp8",
     "canonical_dtype",
     "load_model",
+    "match_blocks",
     "plan",
+    "require_compatible",
+    "shares",
 ]

@@ -1,6 +1,7 @@
 """Checks that the values of this room share; a failure names the field, the value and the limit."""
 
 import operator
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import SupportsIndex, TypeVar, cast
 
@@ -13,6 +14,7 @@ MAX_NUM_BLOCKS = (1 << 32) - 1
 # One block in all planes; keeps every size of a page inside 64 bits.
 MAX_BLOCK_BYTES = 1 << 62
 ADDRESS_SPACE_BYTES = 1 << 64
+MAX_NUM_TOKENS = 1 << 40
 
 E = TypeVar("E", bound=Enum)
 
@@ -50,7 +52,38 @@ def num_tokens(value: object) -> int:
     Raises:
         InvalidUsage: see `integer`.
     """
-    return integer("num_tokens", value, minimum=0, maximum=1 << 40)
+    return integer("num_tokens", value, minimum=0, maximum=MAX_NUM_TOKENS)
+
+
+def windows(values: Sequence[object], *, num_layers: int) -> tuple[int, ...]:
+    """Return the windows of ``num_layers`` layers, 0 = none; () where no layer has one.
+
+    Raises:
+        InvalidUsage: a window that is no integer of 0 .. 2**40, or not one a layer.
+    """
+    if len(values) not in (0, num_layers):
+        raise InvalidUsage(
+            f"windows has {len(values)} entries for {num_layers} layers; give one a layer, or none"
+        )
+    checked = tuple(
+        integer(f"windows[{layer}]", window, minimum=0, maximum=MAX_NUM_TOKENS)
+        for layer, window in enumerate(values)
+    )
+    return checked if any(checked) else ()
+
+
+def layers(value: Iterable[int] | None, num_layers: int) -> frozenset[int] | None:
+    """Return a selection of layers as a set; None stands for all.
+
+    Raises:
+        InvalidUsage: no integers of 0 .. ``num_layers`` - 1.
+    """
+    if value is None:
+        return None
+    allowed = f"use integers of 0 .. {num_layers - 1}, or None for all layers"
+    if not isinstance(value, Iterable):
+        raise InvalidUsage(f"layers is {value!r} ({type(value).__name__}); {allowed}")
+    return frozenset(integer("layers", layer, minimum=0, maximum=num_layers - 1) for layer in value)
 
 
 def member(field: str, value: object, *, of: type[E]) -> E:

@@ -34,7 +34,8 @@ _UNCOVERED = (
     "linear_attn_config",
     "num_kv_shared_layers",
 )
-# Every n-th layer is a full one in these families, whose older configs do not say so.
+# Every n-th layer is a full one in these families, whose older configs do not say so; the last of
+# each n, as Hugging Face numbers them.
 _SLIDING_PATTERN = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 _FULL_LAYERS = ("full_attention", "chunked_attention")
 
@@ -48,8 +49,7 @@ class ShapeFields:
     num_kv_heads: int
     head_dim: int
     kind: str
-    sliding_window: int | None
-    sliding_layers: int
+    windows: tuple[int, ...]
 
 
 def read_config(path: Path) -> Config:
@@ -92,15 +92,13 @@ def shape_fields(config: Config, *, source: str) -> ShapeFields:
         )
     num_layers = _number(text, _LAYERS, source)
     num_heads = _number(text, _HEADS, source)
-    window, sliding_layers = _sliding(text, num_layers, source)
     return ShapeFields(
         num_layers=num_layers,
         num_attention_heads=num_heads,
         num_kv_heads=1 if is_mla else _kv_heads(text, num_heads, source),
         head_dim=_latent_dim(text, source) if is_mla else _head_dim(text, num_heads, source),
         kind="mla" if is_mla else "gqa",
-        sliding_window=window,
-        sliding_layers=sliding_layers,
+        windows=_windows(text, num_layers, source),
     )
 
 
@@ -178,14 +176,13 @@ def _latent_dim(config: Config, source: str) -> int:
     return rank + _number(config, ("qk_rope_head_dim",), source)
 
 
-def _sliding(config: Config, num_layers: int, source: str) -> tuple[int | None, int]:
-    """The window and how many layers slide; (None, 0) where none does."""
+def _windows(config: Config, num_layers: int, source: str) -> tuple[int, ...]:
+    """The window of each layer, 0 = none; () where no layer slides."""
     _refuse_unknown_layers(config, num_layers, source)
     if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
-        return None, 0
+        return ()
     window = _number(config, ("sliding_window",), source)
-    sliding_layers = _count_sliding(config, num_layers, source)
-    return (window, sliding_layers) if sliding_layers else (None, 0)
+    return tuple(window if slides else 0 for slides in _slides(config, num_layers, source))
 
 
 def _refuse_unknown_layers(config: Config, num_layers: int, source: str) -> None:
@@ -204,10 +201,11 @@ def _refuse_unknown_layers(config: Config, num_layers: int, source: str) -> None
         )
 
 
-def _count_sliding(config: Config, num_layers: int, source: str) -> int:
+def _slides(config: Config, num_layers: int, source: str) -> list[bool]:
+    """Which layers slide, in a model with a window."""
     types = config.get("layer_types")
     if isinstance(types, list):
-        return types.count("sliding_attention")
+        return [kind == "sliding_attention" for kind in types]
     if config.get("use_sliding_window") is True and config.get("max_window_layers") is not None:
         # Qwen2: the first max_window_layers layers are full.
         full = _checks.integer(
@@ -216,11 +214,11 @@ def _count_sliding(config: Config, num_layers: int, source: str) -> int:
             minimum=0,
             maximum=_checks.MAX_DIMENSION,
         )
-        return max(0, num_layers - full)
+        return [layer >= full for layer in range(num_layers)]
     pattern = _SLIDING_PATTERN.get(str(config.get("model_type")))
     if config.get("sliding_window_pattern") is not None:
         pattern = _number(config, ("sliding_window_pattern",), source)
-    return num_layers if pattern is None else num_layers - num_layers // pattern
+    return [pattern is None or (layer + 1) % pattern != 0 for layer in range(num_layers)]
 
 
 def _names(config: Config) -> str:

@@ -1,7 +1,7 @@
-"""What one KV cache looks like, and which part of it one rank holds: sizes only, no addresses."""
+"""What a KV cache looks like: sizes and the order of its axes, no addresses."""
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -38,9 +38,29 @@ class KVKind(str, Enum):
     SPLIT = "split"
     """K and V are two planes a layer."""
     PACKED = "packed"
-    """One plane a layer; a page holds K and V of a block."""
+    """One plane a layer; a page holds K and then V of a block."""
+    HEAD_PACKED = "head_packed"
+    """One plane a layer; K and V of one head of one token lie side by side."""
+    CHUNKED = "chunked"
+    """One array of blocks; a block holds K of all layers, then V of all layers."""
     MLA = "mla"
     """One plane a layer; a page holds the latents of a block."""
+
+
+# The axes of a cache from the slowest to the fastest; "inner" stands for tokens and heads in the
+# order of `Order`, and the elements of a head follow at the end.
+_AXES: Final[Mapping[KVKind, tuple[str, ...]]] = MappingProxyType(
+    {
+        KVKind.SPLIT: ("layer", "kv", "block", "inner"),
+        KVKind.PACKED: ("layer", "block", "kv", "inner"),
+        KVKind.HEAD_PACKED: ("layer", "block", "inner", "kv"),
+        KVKind.CHUNKED: ("block", "kv", "layer", "inner"),
+        KVKind.MLA: ("layer", "kv", "block", "inner"),
+    }
+)
+_INNER: Final[Mapping[Order, tuple[str, str]]] = MappingProxyType(
+    {Order.NHD: ("token", "head"), Order.HND: ("head", "token")}
+)
 
 
 def canonical_dtype(name: str) -> str:
@@ -72,6 +92,8 @@ class KVLayout:
         block_size: tokens a block.
         order: order of the axes inside a page.
         kv: how K and V lie in a layer.
+        windows: for each layer the tokens that it looks back, 0 = all of them; empty = no layer
+            slides.
 
     Strings are taken for ``order`` and ``kv``, as they come from the wire or a command line.
 
@@ -87,13 +109,16 @@ class KVLayout:
     block_size: int = 16
     order: Order = Order.NHD
     kv: KVKind = KVKind.SPLIT
+    windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
-            object.__setattr__(self, field, _checks.dimension(field, getattr(self, field)))
+        for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
+            object.__setattr__(self, name, _checks.dimension(name, getattr(self, name)))
         object.__setattr__(self, "dtype", canonical_dtype(self.dtype))
         object.__setattr__(self, "order", _checks.member("order", self.order, of=Order))
         object.__setattr__(self, "kv", _checks.member("kv", self.kv, of=KVKind))
+        windows = _checks.windows(self.windows, num_layers=self.num_layers)
+        object.__setattr__(self, "windows", windows)
         if self.kv is KVKind.MLA and self.num_kv_heads != 1:
             raise InvalidUsage(
                 f"num_kv_heads is {self.num_kv_heads}; MLA has one latent a token, so use 1 and "
@@ -107,14 +132,34 @@ class KVLayout:
             )
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the axes of the cache, slowest first: layer, kv, block, token, head.
+
+        The ``head_dim`` elements of a head follow as the fastest axis.
+        """
+        axes = _AXES[self.kv]
+        at = axes.index("inner")
+        return (*axes[:at], *_INNER[self.order], *axes[at + 1 :])
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors of one token and head in a layer: 2 (K and V), or 1 (the latent of MLA)."""
+        return 1 if self.kv is KVKind.MLA else 2
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one vector: the elements of one head of one token."""
+        return self.head_dim * self.itemsize_bytes
+
+    @property
     def itemsize_bytes(self) -> int:
         """Bytes of one element."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def planes_per_layer(self) -> int:
-        """Planes of one layer: 2 where K and V are split, else 1."""
-        return 2 if self.kv is KVKind.SPLIT else 1
+        """Planes of one layer: 2 where a page is of K or of V alone, else 1."""
+        return 2 if self.kv in (KVKind.SPLIT, KVKind.CHUNKED) else 1
 
     @property
     def num_planes(self) -> int:
@@ -124,8 +169,7 @@ class KVLayout:
     @property
     def bytes_per_token_per_layer(self) -> int:
         """Bytes of one token in one layer, K and V together."""
-        num_vectors = 1 if self.kv is KVKind.MLA else 2
-        return num_vectors * self.num_kv_heads * self.head_dim * self.itemsize_bytes
+        return self.num_vectors * self.num_kv_heads * self.vector_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -165,74 +209,3 @@ class KVLayout:
             InvalidUsage: ``num_tokens`` is no integer of 0 or more.
         """
         return _checks.num_tokens(num_tokens) * self.bytes_per_token
-
-
-@dataclass(frozen=True, slots=True)
-class TPLayout:
-    """One rank of a tensor-parallel and pipeline-parallel grid.
-
-    Args:
-        tp_size: ranks that share the heads.
-        tp_rank: this rank among them, 0 .. tp_size - 1.
-        pp_size: ranks that share the layers.
-        pp_rank: this rank among them, 0 .. pp_size - 1.
-
-    Raises:
-        InvalidUsage: a field is outside its limits.
-    """
-
-    tp_size: int = 1
-    tp_rank: int = 0
-    _: KW_ONLY
-    pp_size: int = 1
-    pp_rank: int = 0
-
-    def __post_init__(self) -> None:
-        for axis in ("tp", "pp"):
-            size = _checks.dimension(f"{axis}_size", getattr(self, f"{axis}_size"))
-            rank = getattr(self, f"{axis}_rank")
-            checked = _checks.integer(f"{axis}_rank", rank, minimum=0, maximum=size - 1)
-            object.__setattr__(self, f"{axis}_size", size)
-            object.__setattr__(self, f"{axis}_rank", checked)
-
-    def heads_of(self, num_kv_heads: int) -> range:
-        """The KV heads of this rank, a contiguous range that is never empty.
-
-        Where ``tp_size`` does not divide the heads, neighbours share the head that the boundary
-        cuts; where it exceeds them, heads are replicated.
-
-        Raises:
-            InvalidUsage: ``num_kv_heads`` is no integer of 1 or more.
-        """
-        heads = _checks.dimension("num_kv_heads", num_kv_heads)
-        begin = self.tp_rank * heads // self.tp_size
-        end = -(-(self.tp_rank + 1) * heads // self.tp_size)
-        return range(begin, end)
-
-    def layers_of(self, num_layers: int) -> range:
-        """The layers of this rank, a contiguous range.
-
-        The first ``num_layers % pp_size`` ranks hold one layer more than the rest.
-
-        Raises:
-            InvalidUsage: fewer layers than pipeline ranks.
-        """
-        layers = _checks.dimension("num_layers", num_layers)
-        if layers < self.pp_size:
-            raise InvalidUsage(
-                f"pp_size is {self.pp_size} for {layers} layers; use at most one rank a layer"
-            )
-        share, extra = divmod(layers, self.pp_size)
-        begin = self.pp_rank * share + min(self.pp_rank, extra)
-        return range(begin, begin + share + (1 if self.pp_rank < extra else 0))
-
-    def rank_layout(self, layout: KVLayout) -> KVLayout:
-        """The layout of this rank's part of ``layout``; MLA latents are replicated.
-
-        Raises:
-            InvalidUsage: fewer layers than pipeline ranks.
-        """
-        replicated = layout.kv is KVKind.MLA
-        heads = 1 if replicated else len(self.heads_of(layout.num_kv_heads))
-        layers = len(self.layers_of(layout.num_layers))
-        return replace(layout, num_layers=layers, num_kv_heads=heads)

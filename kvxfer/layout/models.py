@@ -24,8 +24,8 @@ class ModelShape:
         num_kv_heads: KV heads a layer; 1 for MLA.
         head_dim: elements of a head; for MLA the latent dimension (rank + rotary part).
         kind: ``gqa`` for any attention with K and V heads, or ``mla``.
-        sliding_window: tokens that a sliding layer looks back, or None.
-        sliding_layers: how many layers slide; 0 without a window.
+        windows: for each layer the tokens that it looks back, 0 = all of them; empty = no layer
+            slides.
 
     Raises:
         InvalidUsage: a field is outside its limits.
@@ -38,8 +38,7 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     kind: Literal["gqa", "mla"] = "gqa"
-    sliding_window: int | None = None
-    sliding_layers: int = 0
+    windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "num_attention_heads", "num_kv_heads", "head_dim"):
@@ -48,24 +47,35 @@ class ModelShape:
             raise InvalidUsage(f"kind is {self.kind!r}; use one of 'gqa', 'mla'")
         if self.kind == "mla" and self.num_kv_heads != 1:
             raise InvalidUsage(f"num_kv_heads is {self.num_kv_heads}; MLA has one latent, so use 1")
-        slides = self.sliding_window is not None
-        if slides:
-            window = _checks.integer(
-                "sliding_window", self.sliding_window, minimum=1, maximum=1 << 40
-            )
-            object.__setattr__(self, "sliding_window", window)
-        sliding_layers = _checks.integer(
-            "sliding_layers",
-            self.sliding_layers,
-            minimum=1 if slides else 0,
-            maximum=self.num_layers if slides else 0,
-        )
-        object.__setattr__(self, "sliding_layers", sliding_layers)
+        windows = _checks.windows(self.windows, num_layers=self.num_layers)
+        object.__setattr__(self, "windows", windows)
+
+    @property
+    def sliding_layers(self) -> int:
+        """How many layers slide."""
+        return sum(map(bool, self.windows))
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens that a sliding layer looks back, the longest of them; None where none slides."""
+        return max(self.windows, default=None)
 
     def kv_layout(
-        self, *, block_size: int = 16, dtype: str = "bfloat16", order: Order | str = "nhd"
+        self,
+        *,
+        block_size: int = 16,
+        dtype: str = "bfloat16",
+        order: Order | str = "nhd",
+        windowed: bool = False,
     ) -> KVLayout:
         """The layout of the whole model's cache; `TPLayout.rank_layout` gives one rank's part.
+
+        Args:
+            block_size: tokens a block.
+            dtype: a name of `DTYPE_BYTES` or an alias.
+            order: order of the axes inside a page.
+            windowed: sliding layers need their window alone; False where an engine keeps all tokens
+                of every layer.
 
         Raises:
             InvalidUsage: an argument is outside its limits.
@@ -78,6 +88,7 @@ class ModelShape:
             block_size=block_size,
             order=_checks.member("order", order, of=Order),
             kv=KVKind.MLA if self.kind == "mla" else KVKind.SPLIT,
+            windows=self.windows if windowed else (),
         )
 
     def windowed_request_bytes(self, layout: KVLayout, num_tokens: int) -> int:
@@ -94,13 +105,10 @@ class ModelShape:
         if layout.num_layers != self.num_layers:
             raise InvalidUsage(
                 f"the layout has {layout.num_layers} layers and {self.name} {self.num_layers}; "
-                "which layers of a pipeline rank slide is not known here, so give one of all layers"
+                "give one of all layers"
             )
-        full_bytes = (self.num_layers - self.sliding_layers) * layout.layer_bytes(num_tokens)
-        if self.sliding_window is None:
-            return full_bytes
-        kept = min(num_tokens, self.sliding_window)
-        return full_bytes + self.sliding_layers * layout.layer_bytes(kept)
+        windows = self.windows or (0,) * self.num_layers
+        return sum(layout.layer_bytes(min(num_tokens, window or num_tokens)) for window in windows)
 
 
 # Source: the public config.json of each model.
@@ -116,8 +124,7 @@ _MODELS = (
         num_attention_heads=64,
         num_kv_heads=8,
         head_dim=64,
-        sliding_window=128,
-        sliding_layers=18,
+        windows=(128, 0) * 18,
     ),
     ModelShape(
         "deepseek-v3", 61, num_attention_heads=128, num_kv_heads=1, head_dim=576, kind="mla"
@@ -166,8 +173,7 @@ def _from_config(path: Path) -> ModelShape:
             num_kv_heads=found.num_kv_heads,
             head_dim=found.head_dim,
             kind=cast(Literal["gqa", "mla"], found.kind),
-            sliding_window=found.sliding_window,
-            sliding_layers=found.sliding_layers,
+            windows=found.windows,
         )
     except InvalidUsage as error:
         raise InvalidUsage(f"{path}: {error}") from None

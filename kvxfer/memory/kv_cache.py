@@ -1,4 +1,4 @@
-"""One rank's paged KV cache: arrays, their layout, and where each plane lies in them."""
+"""One rank's paged KV cache: arrays, their layout, and where each layer lies in them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,31 +7,40 @@ import numpy as np
 
 from kvxfer.closing import Closing
 from kvxfer.errors import InvalidUsage
-from kvxfer.layout import KVLayout, KVView
+from kvxfer.layout import KVLayout, KVShard, KVView, Strides, TPLayout
 from kvxfer.memory.buffer import Buffer, as_buffer
 from kvxfer.memory.registration import Registration, register
 
 # What the widest copies (16-byte words, bulk-asynchronous copies) ask of every page.
 _ALIGNMENT_BYTES = 16
+_ONLY_RANK = TPLayout()
 
 
 class KVCache(Closing):
     """The registered arrays of one rank's cache.
 
-    Every array holds a whole number of planes, one behind the other, each plane
-    ``num_blocks * page_bytes`` long. So these all fit: one array for the whole model; one array a
-    layer (``[2, num_blocks, ...]`` where K and V are split, ``[num_blocks, ...]`` where packed or
-    MLA); one array a plane, in the order layer 0 K, layer 0 V, layer 1 K, ...
+    The arrays together are the cache without gaps, its axes in the order of `KVLayout.axes`, cut
+    into equal arrays along the slowest of them. So these all fit: one array for all layers; one
+    array a layer (``[2, num_blocks, ...]`` where K and V are split, ``[num_blocks, ...]`` where
+    packed, head-packed or MLA); where K and V are split, one array a plane, in the order layer 0 K,
+    layer 0 V, layer 1 K, ... A chunked cache is one array of blocks.
 
     Attributes:
-        layout: shape of the cache.
-        view: plane addresses as this process sees them.
+        shard: which part of which model this is.
+        layout: the shape of this part, ``shard.layout``.
+        view: addresses as this process sees them.
         registrations: one an array, in order.
-        planes: (index of the array, byte offset in it) of every plane.
+        planes: (index of the array, byte offset in it) of every layer's vectors in order: layer 0
+            K, layer 0 V, layer 1 K, ...; of every layer's latents for MLA.
     """
 
-    def __init__(self, layout: KVLayout, arrays: Any) -> None:
-        """Register ``arrays`` (one array or a sequence of arrays) as a cache of ``layout``.
+    def __init__(self, layout: KVLayout, arrays: Any, *, rank: TPLayout = _ONLY_RANK) -> None:
+        """Register ``arrays`` (one array or a sequence of arrays) as a rank's part of a cache.
+
+        Args:
+            layout: the whole model's layout.
+            arrays: memory of this rank's layers and heads.
+            rank: which rank this is; by default the only one.
 
         Raises:
             InvalidUsage: the arrays are not contiguous, are of different devices or unequal
@@ -40,20 +49,25 @@ class KVCache(Closing):
         """
         buffers = [as_buffer(array) for array in _as_sequence(arrays)]
         _refuse_repeats(buffers)
-        planes_per_array = _planes_per_array(layout, len(buffers))
-        plane_bytes = _plane_bytes(layout, buffers, planes_per_array)
-        self.layout = layout
+        self.shard = KVShard(layout, rank)
+        self.layout = own = self.shard.layout
+        _require_grouping(own, len(buffers))
+        array_bytes = _common_bytes(buffers)
+        num_blocks = _num_blocks(own, array_bytes, len(buffers))
+        strides = Strides.dense(own, num_blocks)
         self.planes = [
-            (index, plane * plane_bytes)
-            for index in range(len(buffers))
-            for plane in range(planes_per_array)
+            divmod(layer * strides.layer_bytes + vector * strides.kv_bytes, array_bytes)
+            for layer in range(own.num_layers)
+            for vector in range(own.num_vectors)
         ]
         addresses = [buffers[index].address + offset for index, offset in self.planes]
         self.view = KVView(
-            layout,
-            plane_bytes // layout.page_bytes,
-            plane_addresses=np.array(addresses, dtype=np.uint64),
-            block_stride_bytes=layout.page_bytes,
+            self.shard,
+            num_blocks,
+            addresses=np.array(addresses, dtype=np.uint64).reshape(own.num_layers, own.num_vectors),
+            block_stride_bytes=strides.block_bytes,
+            token_stride_bytes=strides.token_bytes,
+            head_stride_bytes=strides.head_bytes,
         )
         self.registrations: list[Registration] = []
         self._on_close: dict[object, Callable[[], None]] = {}
@@ -121,17 +135,21 @@ def _refuse_repeats(buffers: Sequence[Buffer]) -> None:
             )
 
 
-def _planes_per_array(layout: KVLayout, num_arrays: int) -> int:
-    allowed = sorted({1, layout.num_layers, layout.num_planes})
-    if num_arrays not in allowed:
+def _require_grouping(layout: KVLayout, num_arrays: int) -> None:
+    groupings = {1: "whole model"}
+    if layout.axes[0] == "layer":
+        groupings.setdefault(layout.num_layers, "one a layer")
+    if layout.axes[:2] == ("layer", "kv"):
+        groupings.setdefault(layout.num_planes, "one a plane")
+    if num_arrays not in groupings:
         raise InvalidUsage(
             f"{num_arrays} arrays for {layout.num_layers} layers of {layout.num_planes} planes; "
-            f"pass {', '.join(map(str, allowed))} (whole model, one a layer, one a plane)"
+            f"pass {', '.join(map(str, groupings))} ({', '.join(groupings.values())})"
         )
-    return layout.num_planes // num_arrays
 
 
-def _plane_bytes(layout: KVLayout, buffers: Sequence[Buffer], planes_per_array: int) -> int:
+def _common_bytes(buffers: Sequence[Buffer]) -> int:
+    """The size that all arrays have, once all are found to suit one cache."""
     first = buffers[0]
     for index, buffer in enumerate(buffers):
         if (buffer.kind, buffer.device) != (first.kind, first.device):
@@ -149,11 +167,14 @@ def _plane_bytes(layout: KVLayout, buffers: Sequence[Buffer], planes_per_array: 
                 f"array {index} starts at {buffer.address:#x}, which is not a multiple of "
                 f"{_ALIGNMENT_BYTES}; allocate it aligned (a view into another array may not be)"
             )
-    plane_bytes, rest = divmod(first.num_bytes, planes_per_array)
-    if rest or plane_bytes % layout.page_bytes or plane_bytes == 0:
+    return first.num_bytes
+
+
+def _num_blocks(layout: KVLayout, array_bytes: int, num_arrays: int) -> int:
+    block_bytes = layout.block_bytes // num_arrays  # of one block in one array
+    if array_bytes % block_bytes:
         raise InvalidUsage(
-            f"an array of {first.num_bytes} bytes is not {planes_per_array} planes of whole pages; "
-            f"make it a multiple of {planes_per_array * layout.page_bytes} bytes "
-            f"({layout.page_bytes} a page)"
+            f"an array of {array_bytes} bytes is not {layout.num_planes // num_arrays} planes of "
+            f"whole pages; make it a multiple of {block_bytes} bytes ({layout.page_bytes} a page)"
         )
-    return plane_bytes
+    return array_bytes // block_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.report.sweep_table import COLUMNS, remarks, row_of
+from kvxfer.report.sweep_table import TEXT_COLUMNS, remarks, table_of
 from kvxfer.sweep.result import SweepReport
 
 _NESTED = ("gb_per_s", "latency_us", "plan_us", "post_us")
@@ -33,8 +33,10 @@ def to_csv(report: SweepReport) -> str:
 
 def to_markdown(report: SweepReport) -> str:
     """The table of the terminal, its remarks, and the environment."""
-    lines = [_line(COLUMNS), _line(["---"] * 2 + ["---:"] * (len(COLUMNS) - 2))]
-    lines += [_line(row_of(result)) for result in report.results]
+    table = table_of(report.results)
+    rules = ["---" if name in TEXT_COLUMNS else "---:" for name in table]
+    lines = [_line(list(table)), _line(rules)]
+    lines += [_line(row) for row in zip(*table.values(), strict=True)]
     lines += ["", *(f"- {text}" for text in remarks(report)), ""]
     lines += [f"- {name}: {value}" for name, value in report.environment.items()]
     return "\n".join(lines) + "\n"
@@ -46,6 +48,8 @@ def require_writable(path: str) -> None:
     Raises:
         InvalidUsage: it cannot; names the path and the cause.
     """
+    if not path:
+        raise InvalidUsage("cannot write '': name a file")
     if path == "-":
         raise InvalidUsage("cannot write '-': the table is on standard output; name a file")
     target = Path(path)

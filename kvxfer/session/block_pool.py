@@ -80,6 +80,13 @@ class BlockPool:
             if (connection, request_id) not in self._committed:
                 self._free_blocks_of((connection, request_id))
 
+    def abandon(self, connection: str) -> None:
+        """A connection writes no more: frees what it has reserved and not committed."""
+        with self._lock:
+            for key in [key for key in self._held if key[0] == connection]:
+                if key not in self._committed:
+                    self._free_blocks_of(key)
+
     def release(self, connection: str, request_id: str) -> None:
         """The engine is done with a request: frees its blocks, committed or not.
 

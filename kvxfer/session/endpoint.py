@@ -4,13 +4,15 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 
 from kvxfer.closing import Closing
 from kvxfer.control import (
     AbortRequest,
     CommitRequest,
     ControlServer,
+    Deferred,
     Done,
     InitReply,
     InitRequest,
@@ -18,18 +20,28 @@ from kvxfer.control import (
     PlaneSpec,
     ReserveReply,
     ReserveRequest,
+    SharedKey,
+    WatchRequest,
 )
-from kvxfer.errors import InvalidUsage, NotAvailable, RegistrationError
+from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, RegistrationError
+from kvxfer.layout import KVShard, Share, ToFp8, shares
 from kvxfer.memory import KVCache, MemoryKind
 from kvxfer.session.block_pool import BlockPool
 from kvxfer.session.connections import ConnectionNames
-from kvxfer.session.layouts import layout_spec, require_equal_layouts
+from kvxfer.session.layouts import layout_spec, rank_spec, require_joinable, shard_of
 from kvxfer.session.peer import Peer
-from kvxfer.transport import Board, Export, create_transport
+from kvxfer.session.peer_group import PeerGroup
+from kvxfer.session.requests import PoolRequests, Requests, Writers
+from kvxfer.transport import Board, Export, Transport, create_transport
+from kvxfer.transport.process import ProcessWatch
 
-_RETRY_AFTER_S = 0.01
 # From the clock, so that a restarted worker does not take up its predecessor's epochs.
 _EPOCHS = itertools.count(time.time_ns())
+
+
+def new_incarnation() -> str:
+    """A name that no other start of a worker has."""
+    return uuid.uuid4().hex
 
 
 class Endpoint(Closing):
@@ -50,19 +62,28 @@ class Endpoint(Closing):
         self,
         cache: KVCache,
         *,
-        transport: str = "auto",
+        transport: str | Transport = "auto",
         num_threads: int | None = None,
         bind_host: str = "127.0.0.1",
         ports: Mapping[str, int] | None = None,
+        advertise_host: str | None = None,
+        key: SharedKey | None = None,
+        insecure: bool = False,
+        requests: Callable[[Writers], Requests] | None = None,
     ) -> None:
         """Export ``cache`` over ``transport`` and serve its channels.
 
         Args:
             cache: what peers may reach.
-            transport: a name of :func:`kvxfer.available_transports`, or ``auto``.
+            transport: a name of :func:`kvxfer.available_transports`, ``auto``, or a transport of
+                this endpoint alone with settings of its own.
             num_threads: threads of host copies; None = all CPUs, at most 8.
             bind_host: address of both channels.
             ports: port of ``init`` and of ``alloc``; absent takes a free one.
+            advertise_host: see `ControlServer`, as are ``key`` and ``insecure``.
+            key: admits its holders alone; connections from here use it too.
+            insecure: bind beyond loopback without a key.
+            requests: makes what answers the alloc channel; None = the pool ``blocks``.
 
         Raises:
             NotAvailable: the transport does not work here, and why.
@@ -71,15 +92,24 @@ class Endpoint(Closing):
         cache.require_live()
         kind = MemoryKind.HOST if cache.device < 0 else MemoryKind.DEVICE
         self.cache = cache
-        self.incarnation = uuid.uuid4().hex
+        self.incarnation = new_incarnation()
         self.blocks = BlockPool(cache.num_blocks)
+        self._requests = PoolRequests(self, self.blocks) if requests is None else requests(self)
+        self._key = key
         self._names = ConnectionNames(self.incarnation)
-        self._transport = create_transport(transport, memory=kind, num_threads=num_threads)
+        self._transport = (
+            transport
+            if isinstance(transport, Transport)
+            else create_transport(transport, memory=kind, num_threads=num_threads)
+        )
         self._epoch = next(_EPOCHS)
         self._slots: dict[str, int] = {}  # by connection
         self._idle: dict[str, None] = {}  # connections that left, oldest first
+        self._shards: dict[str, KVShard] = {}  # by connection, as are the processes
+        self._watches: dict[str, ProcessWatch] = {}
         self._lock = threading.Lock()
         self._board = Board()
+        self._transport.serve(self._board, bind_host)
         self._exports: list[Export] = []
         self._forget = cache.on_close(self._board.withdraw)
         try:
@@ -92,11 +122,17 @@ class Endpoint(Closing):
                         ReserveRequest: self._reserve,
                         CommitRequest: self._commit,
                         AbortRequest: self._abort,
+                        WatchRequest: lambda request: self._requests.watch(request.incarnation),
                         LeaveRequest: self._leave,
                     },
                 },
                 bind_host=bind_host,
                 ports=ports,
+                advertise_host=advertise_host,
+                key=key,
+                insecure=insecure,
+                on_gone=self._gone,
+                on_time=self._requests.tick,
             )
         except BaseException:
             self._withdraw()
@@ -108,24 +144,65 @@ class Endpoint(Closing):
         """The transport in use."""
         return self._transport.name
 
-    def connect(self, addresses: Mapping[str, str], *, deadline_s: float = 10.0) -> Peer:
+    def connect(
+        self,
+        addresses: Mapping[str, str],
+        *,
+        convert: ToFp8 | None = None,
+        deadline_s: float = 10.0,
+    ) -> Peer:
         """Meet the endpoint at ``addresses`` and map its cache.
 
-        Transfers are numbered a connection (:attr:`Peer.connection`). A connection that follows a
-        closed one to the same endpoint has its name and counts on.
+        The two caches may be other ranks of other parallel layouts of one model, with other block
+        sizes and orders of axes. Transfers are numbered a connection (:attr:`Peer.connection`). A
+        connection that follows a closed one to the same endpoint has its name and counts on.
+
+        Args:
+            addresses: :attr:`addresses` of the other endpoint.
+            convert: turn bfloat16 or float16 into fp8 on the way, in the direction whose dtypes
+                fit; the other is then refused. None = the dtypes are equal.
+            deadline_s: how long to wait for an answer.
 
         Raises:
             ControlTimeout: no answer within ``deadline_s``.
+            InvalidUsage: the conversion's scales have another shape than the model.
             LayoutMismatch: the two caches cannot be joined; names the field and both values.
             NotAvailable: the peer cannot be reached over this transport, and why.
         """
-        return Peer(
+        return Peer.meet(
             self.cache,
             self._transport,
             names=self._names,
             addresses=addresses,
+            convert=convert,
+            key=self._key,
             deadline_s=deadline_s,
         )
+
+    def connect_all(
+        self,
+        addresses: Iterable[Mapping[str, str]],
+        *,
+        convert: ToFp8 | None = None,
+        deadline_s: float = 10.0,
+    ) -> PeerGroup:
+        """Meet all ranks of the other side; of a failure none stays connected.
+
+        Args:
+            addresses: :attr:`addresses` of each rank.
+            convert: see :meth:`connect`.
+            deadline_s: how long to wait for each answer.
+
+        Raises:
+            KvxferError: what :meth:`connect` raises.
+        """
+        with ExitStack() as opened:
+            peers = [
+                opened.enter_context(self.connect(one, convert=convert, deadline_s=deadline_s))
+                for one in addresses
+            ]
+            opened.pop_all()
+        return PeerGroup(peers)
 
     def wait(self, connection: str, sequence: int, *, timeout_s: float) -> bool:
         """Wait until a peer has completed its transfer number ``sequence``.
@@ -148,6 +225,43 @@ class Endpoint(Closing):
             )
         return self._board.wait(slot, sequence, timeout_s=timeout_s)
 
+    def shares_of(self, connection: str) -> tuple[Share, ...]:
+        """The layers and heads that the rank behind a connection sends to this one.
+
+        Raises:
+            PeerLost: no such connection; the peer has met another incarnation of this endpoint.
+        """
+        shard = self._shards.get(connection)
+        if shard is None:
+            raise PeerLost(
+                f"connection {connection!r} is not known to {self.incarnation}; connect again"
+            )
+        return shares(shard, self.cache.shard)
+
+    def has_completed(self, connection: str, sequence: int) -> bool:
+        """Whether the bytes of a connection's transfer are visible here; 0 always are."""
+        slot = self._slots.get(connection)
+        return sequence == 0 or (
+            slot is not None and self._board.wait(slot, sequence, timeout_s=0.0)
+        )
+
+    def has_ended(self, connection: str) -> bool:
+        """Whether no store of a connection can come any more, because its process has ended."""
+        with self._lock:
+            slot = self._slots.get(connection)
+            if slot is None or connection in self._idle:
+                return True  # it left, or its slot went to another since it had died
+            watch = self._watches.get(connection)
+            if watch is None:
+                identity = self._board.identity_of(slot)
+                if identity is None:
+                    return False
+                watch = self._watches[connection] = ProcessWatch(identity)
+            ended = watch.has_ended
+            if ended:
+                self._end_watch(connection)
+            return ended
+
     def close(self) -> None:
         """Stop serving and withdraw the cache; may be called more than once."""
         self._board.withdraw()
@@ -155,57 +269,69 @@ class Endpoint(Closing):
         self._withdraw()
 
     def _withdraw(self) -> None:
+        while self._watches:
+            self._watches.popitem()[1].close()
         self._forget()
         self._board.withdraw()
         for export in self._exports:
             export.close()
 
     def _init(self, request: InitRequest) -> InitReply:
-        require_equal_layouts(request.layout, layout_spec(self.cache.layout))
+        theirs, own = shard_of(request.layout, request.rank), self.cache.shard
+        require_joinable(theirs.model, own.model, ToFp8() if request.converts else None)
         if self._transport.name not in request.transports:
             raise NotAvailable(
                 f"this endpoint serves {self._transport.name}; the peer offers "
                 f"{', '.join(request.transports) or 'nothing'}"
             )
         self.cache.require_live()
+        if request.incarnation in self._shards:
+            # A name is used again once what had it is unmapped.
+            self._requests.left(request.incarnation)
         slot = self._slot_of(request.incarnation)
+        self._shards[request.incarnation] = theirs
         view = self.cache.view
         return InitReply(
             incarnation=self.incarnation,
             epoch=self._epoch,
             transport=self._transport.name,
-            layout=layout_spec(self.cache.layout),
+            layout=layout_spec(own.model),
+            rank=rank_spec(own.rank),
             num_blocks=view.num_blocks,
             block_stride_bytes=view.block_stride_bytes,
+            token_stride_bytes=view.token_stride_bytes,
+            head_stride_bytes=view.head_stride_bytes,
             planes=[PlaneSpec(region, offset) for region, offset in self.cache.planes],
             regions=[export.metadata for export in self._exports],
             board=self._board.describe(slot),
         )
 
-    def _reserve(self, request: ReserveRequest) -> ReserveReply:
+    def _reserve(self, request: ReserveRequest) -> ReserveReply | Deferred:
         if request.epoch != self._epoch:
             raise RegistrationError(
                 f"epoch {request.epoch} of this cache is over, it is now {self._epoch}; connect "
                 "again"
             )
         self.cache.require_live()
-        block_ids = self.blocks.reserve(request.incarnation, request.request_id, request.num_blocks)
-        if block_ids is None:
-            return ReserveReply(
-                request_id=request.request_id, state="wait", retry_after_s=_RETRY_AFTER_S
-            )
-        return ReserveReply(request_id=request.request_id, state="granted", block_ids=block_ids)
+        return self._requests.reserve(request)
 
     def _commit(self, request: CommitRequest) -> Done:
-        self.blocks.commit(request.incarnation, request.request_id)
+        self._requests.commit(request)
         return Done(request.request_id)
 
     def _abort(self, request: AbortRequest) -> Done:
-        self.blocks.abort(request.incarnation, request.request_id)
+        self._requests.abort(request)
         return Done(request.request_id)
 
+    def _gone(self, channel: str, connection: str) -> None:
+        if channel == "alloc" and connection in self._shards:
+            self._requests.gone(connection)
+
     def _leave(self, request: LeaveRequest) -> Done:
+        self._requests.left(request.incarnation)
         with self._lock:
+            self._shards.pop(request.incarnation, None)
+            self._end_watch(request.incarnation)
             if request.incarnation in self._slots:
                 self._idle[request.incarnation] = None
         return Done(request.incarnation)
@@ -228,5 +354,13 @@ class Endpoint(Closing):
                 # It may have been that of a peer which died without leaving.
                 self._slots = {name: one for name, one in self._slots.items() if one != slot}
                 self._idle = {name: None for name in self._idle if name in self._slots}
+                for name in set(self._shards) - set(self._slots):
+                    del self._shards[name]
+                    self._end_watch(name)
                 self._slots[connection] = slot
             return self._slots[connection]
+
+    def _end_watch(self, connection: str) -> None:
+        watch = self._watches.pop(connection, None)
+        if watch is not None:
+            watch.close()

@@ -1,12 +1,10 @@
 """A connection to another process's cache."""
 
-import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,22 +15,29 @@ from kvxfer.control import (
     ControlClient,
     Done,
     InitReply,
-    InitRequest,
-    LeaveRequest,
     ReserveReply,
     ReserveRequest,
+    SharedKey,
 )
-from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, ProtocolMismatch, TransferTimeout
-from kvxfer.layout import CopyPlan, KVLayout, KVView, plan
-from kvxfer.layout.plan import BlockIds
+from kvxfer.errors import InvalidUsage, NotAvailable, ProtocolMismatch, TransferTimeout
+from kvxfer.layout import (
+    BlockMap,
+    Blocks,
+    CopyPlan,
+    KVShard,
+    KVView,
+    Route,
+    Share,
+    ToFp8,
+    match_blocks,
+    shares,
+)
 from kvxfer.memory import KVCache
 from kvxfer.session.connections import ConnectionNames
-from kvxfer.session.layouts import layout_spec
+from kvxfer.session.layouts import require_joinable, shard_of
+from kvxfer.session.meeting import init_request, leave, require_addresses, require_scales
+from kvxfer.session.routes import Routes
 from kvxfer.transport import Link, Op, Transfer, Transport, Tuning
-
-# A peer that is gone does not answer; its board is gone with it.
-_LEAVE_S = 0.5
-_log = logging.getLogger(__name__)
 
 
 class Peer(Closing):
@@ -43,8 +48,10 @@ class Peer(Closing):
         connection: the name of this connection, which the far side's :meth:`kvxfer.Endpoint.wait`
             and :class:`BlockPool` know it by: the connecting endpoint's incarnation, with a number
             behind it where that endpoint has another connection open to the same peer.
-        view: the peer's pages, at the addresses that this link's copies use.
+        view: the peer's cache, at the addresses that this link's copies use; ``view.shard`` says
+            which part of the model it is.
         link: the transport's link.
+        epoch: which registration of the peer's memory this is.
     """
 
     def __init__(
@@ -53,46 +60,77 @@ class Peer(Closing):
         transport: Transport,
         *,
         names: ConnectionNames,
-        addresses: Mapping[str, str],
-        deadline_s: float,
+        connection: str,
+        reply: InitReply,
+        alloc_address: str,
+        convert: ToFp8 | None,
+        key: SharedKey | None = None,
+        deadline_s: float = 10.0,
     ) -> None:
-        """Use :meth:`kvxfer.Endpoint.connect`."""
-        missing = {"init", "alloc"} - set(addresses)
-        if missing:
-            raise InvalidUsage(f"addresses lack {', '.join(sorted(missing))}; pass both channels")
+        """Map what ``reply`` describes; use :meth:`kvxfer.Endpoint.connect`.
+
+        ``connection`` was claimed of ``names``, and is given back where this fails.
+        """
         self._cache = cache
-        at = addresses["init"]
-        self._alloc = ControlClient(addresses["alloc"], (ReserveReply, Done), deadline_s=deadline_s)
+        self._alloc_address, self._key, self._deadline_s = alloc_address, key, deadline_s
+        self._alloc: ControlClient[ReserveReply | Done] | None = None
         self._closed = False
-        try:
-            with ControlClient(at, InitReply, deadline_s=deadline_s) as init:
-                while True:
-                    self.connection = names.propose(at)
-                    reply = init.call(
-                        InitRequest(
-                            incarnation=self.connection,
-                            layout=layout_spec(cache.layout),
-                            transports=[transport.name],
-                        )
-                    )
-                    if names.claim(at, reply.incarnation, self.connection):
-                        break
-        except BaseException:
-            self._alloc.close()
-            raise
+        self.connection = connection
         self.incarnation = reply.incarnation
-        self._epoch = reply.epoch
+        self.epoch = reply.epoch
         self._give_back: Callable[[], object] = partial(
-            names.give_back, self.incarnation, self.connection
+            names.give_back, self.incarnation, connection
         )
         try:
+            shard = shard_of(reply.layout, reply.rank)
+            require_joinable(cache.shard.model, shard.model, convert)
             self.link: Link = transport.link(cache, reply.regions, reply.board)
             # Goes with the link, not the peer: a transfer in flight keeps it, and its slot busy.
             self._give_back = weakref.finalize(self.link, self._give_back)
-            self.view = _remote_view(reply, self.link)
+            self.view = _remote_view(shard, reply, self.link)
+            self._routes = Routes(cache.view, self.view, convert)
         except BaseException:
-            self._leave()
             self._give_back()
+            raise
+
+    @classmethod
+    def meet(
+        cls,
+        cache: KVCache,
+        transport: Transport,
+        *,
+        names: ConnectionNames,
+        addresses: Mapping[str, str],
+        convert: ToFp8 | None,
+        key: SharedKey | None,
+        deadline_s: float,
+    ) -> "Peer":
+        """Meet whoever is at ``addresses``; for the rest see :meth:`kvxfer.Endpoint.connect`."""
+        require_addresses(addresses)
+        require_scales(cache, convert)
+        at = addresses["init"]
+        with ControlClient(at, InitReply, deadline_s=deadline_s, key=key) as init:
+            while True:
+                connection = names.propose(at)
+                reply = init.call(init_request(cache, transport, connection, convert))
+                if names.claim(at, reply.incarnation, connection):
+                    break
+        try:
+            peer = cls(
+                cache,
+                transport,
+                names=names,
+                connection=connection,
+                reply=reply,
+                alloc_address=addresses["alloc"],
+                convert=convert,
+                key=key,
+                deadline_s=deadline_s,
+            )
+            peer._channel()
+            return peer
+        except BaseException:
+            leave(addresses["alloc"], connection, key)
             raise
 
     def reserve(
@@ -107,11 +145,11 @@ class Peer(Closing):
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            reply = self._alloc.call(
+            reply = self._channel().call(
                 ReserveRequest(
                     request_id=request_id,
                     num_blocks=num_blocks,
-                    epoch=self._epoch,
+                    epoch=self.epoch,
                     incarnation=self.connection,
                 )
             )
@@ -134,49 +172,110 @@ class Peer(Closing):
 
         From now on the blocks are the peer's engine's, which alone frees them.
         """
-        self._alloc.call(CommitRequest(request_id, self.connection))
+        self._channel().call(CommitRequest(request_id, self.connection))
 
     def abort(self, request_id: str) -> None:
         """Give the request's blocks back. Only once every transfer to them is complete.
 
         Of a committed request, or one that holds nothing, this changes nothing.
         """
-        self._alloc.call(AbortRequest(request_id, self.connection))
+        self._channel().call(AbortRequest(request_id, self.connection))
 
-    def plan(self, op: Op, local_block_ids: BlockIds, remote_block_ids: BlockIds) -> CopyPlan:
-        """What :meth:`put` or :meth:`get` would copy.
+    @property
+    def near(self) -> KVShard:
+        """The part of the model that this side holds."""
+        return self._cache.shard
+
+    def shares(self, op: Op) -> tuple[Share, ...]:
+        """The layers and heads that :meth:`put` or :meth:`get` moves; empty where it moves none.
+
+        Numbered as in the whole model. Both sides can work them out, so both know who sends what.
+        """
+        near, far = self.near, self.view.shard
+        return shares(near, far) if op is Op.PUT else shares(far, near)
+
+    def route(self, op: Op, layers: Collection[int] | None = None) -> Route:
+        """What :meth:`put` or :meth:`get` copies of any request; kept for the next.
 
         Raises:
-            InvalidUsage: ids out of range, of unequal number, or twice on the destination.
+            LayoutMismatch: the dtypes forbid this direction.
+            InvalidUsage: the conversion's scales have another shape than the model.
+        """
+        return self._routes.of(op, layers)
+
+    def plan(
+        self,
+        op: Op,
+        local_blocks: Blocks,
+        remote_blocks: Blocks,
+        *,
+        tokens: range | None = None,
+        layers: Collection[int] | None = None,
+    ) -> CopyPlan:
+        """What :meth:`put` or :meth:`get` would copy; of 0 pages where it has nothing to move.
+
+        Args:
+            op: the direction.
+            local_blocks: block ids ``[n]`` of the request here, in the order of its tokens, or a
+                `BlockTable` that does not begin at token 0.
+            remote_blocks: the same at the peer.
+            tokens: which tokens of the request; None = all slots of the blocks, where both sides
+                have equally many.
+            layers: only these, numbered as in the whole model; None = all.
+
+        Raises:
+            InvalidUsage: ids out of range or twice on the destination, or tokens that the blocks
+                do not hold.
+            LayoutMismatch: the dtypes forbid this direction.
+            RegistrationError: this side's cache was closed or its memory freed.
+        """
+        near, far = (self._cache.view, local_blocks), (self.view, remote_blocks)
+        (src, src_blocks), (dst, dst_blocks) = (near, far) if op is Op.PUT else (far, near)
+        matched = match_blocks(src, dst, src_blocks, dst_blocks, tokens=tokens)
+        return self.plan_matched(op, matched, layers=layers)
+
+    def plan_matched(
+        self, op: Op, blocks: BlockMap, *, layers: Collection[int] | None = None
+    ) -> CopyPlan:
+        """:meth:`plan` of block tables that were matched once for several peers.
+
+        Raises:
+            InvalidUsage: the tables are of other block sizes, or ids are outside a cache.
+            LayoutMismatch: the dtypes forbid this direction.
             RegistrationError: this side's cache was closed or its memory freed.
         """
         self._cache.require_live()
-        if op is Op.PUT:
-            return plan(self._cache.view, self.view, local_block_ids, remote_block_ids)
-        return plan(self.view, self._cache.view, remote_block_ids, local_block_ids)
+        return self._routes.of(op, layers).plan(blocks)
 
     def put(
         self,
-        local_block_ids: BlockIds,
-        remote_block_ids: BlockIds,
+        local_blocks: Blocks,
+        remote_blocks: Blocks,
         *,
+        tokens: range | None = None,
+        layers: Collection[int] | None = None,
         tuning: Tuning | None = None,
         after_stream: int | None = None,
     ) -> Transfer:
-        """Write local blocks into the peer's. See :meth:`plan` and :meth:`Link.post` for errors."""
-        copy = self.plan(Op.PUT, local_block_ids, remote_block_ids)
+        """Write local blocks into the peer's. See :meth:`plan` and :meth:`Link.post` for errors.
+
+        Where there is nothing to move the transfer completes all the same, and the peer is told.
+        """
+        copy = self.plan(Op.PUT, local_blocks, remote_blocks, tokens=tokens, layers=layers)
         return self.link.post(copy, Op.PUT, tuning=tuning, after_stream=after_stream)
 
     def get(
         self,
-        remote_block_ids: BlockIds,
-        local_block_ids: BlockIds,
+        remote_blocks: Blocks,
+        local_blocks: Blocks,
         *,
+        tokens: range | None = None,
+        layers: Collection[int] | None = None,
         tuning: Tuning | None = None,
         after_stream: int | None = None,
     ) -> Transfer:
         """Read the peer's blocks into local ones. For errors see :meth:`put`."""
-        copy = self.plan(Op.GET, local_block_ids, remote_block_ids)
+        copy = self.plan(Op.GET, local_blocks, remote_blocks, tokens=tokens, layers=layers)
         return self.link.post(copy, Op.GET, tuning=tuning, after_stream=after_stream)
 
     def close(self) -> None:
@@ -188,19 +287,36 @@ class Peer(Closing):
         """
         if self._closed:
             return
-        self.link.close()
-        self._leave()
-        self._give_back()  # after leaving, so that the next to use the slot is not taken for idle
-
-    def _leave(self) -> None:
-        """Tell the peer, which may be gone by now, that nothing more comes from here."""
-        self._closed = True
-        try:
-            self._alloc.call(LeaveRequest(self.connection), deadline_s=_LEAVE_S)
-        except KvxferError as error:
-            _log.info("leaving peer %s: %s", self.incarnation, error)
-        finally:
+        self.unmap()
+        if self._alloc is not None:
             self._alloc.close()
+        leave(self._alloc_address, self.connection, self._key)
+        self.give_back_name()  # after leaving: the next to use the slot must not be taken for idle
+
+    def unmap(self) -> None:
+        """Unmap the peer's cache without telling it; may be called more than once.
+
+        Raises:
+            TransferTimeout: as for :meth:`close`.
+        """
+        self.link.close()
+        self._closed = True
+
+    def give_back_name(self) -> None:
+        """Let another connection have this one's name, once the peer knows that it has ended."""
+        self._give_back()
+
+    def _channel(self) -> ControlClient[ReserveReply | Done]:
+        if self._closed:
+            raise InvalidUsage(f"the connection to {self._alloc_address} is closed; connect again")
+        if self._alloc is None:
+            self._alloc = ControlClient(
+                self._alloc_address,
+                (ReserveReply, Done),
+                deadline_s=self._deadline_s,
+                key=self._key,
+            )
+        return self._alloc
 
     def _checked_ids(self, block_ids: list[int], num_blocks: int) -> NDArray[np.int64]:
         ids = np.array(block_ids, dtype=np.int64)
@@ -212,24 +328,34 @@ class Peer(Closing):
         return ids
 
 
-def _remote_view(reply: InitReply, link: Link) -> KVView:
-    """The peer's planes at the link's addresses, after every one was found inside its region."""
-    layout = KVLayout(**msgspec.structs.asdict(reply.layout))
-    addresses = np.array(
-        [int(link.region_addresses[plane.region]) + plane.offset_bytes for plane in reply.planes],
-        dtype=np.uint64,
-    )
-    view = KVView(
-        layout,
-        reply.num_blocks,
-        plane_addresses=addresses,
-        block_stride_bytes=reply.block_stride_bytes,
-    )
+def _remote_view(shard: KVShard, reply: InitReply, link: Link) -> KVView:
+    """The peer's cache at the link's addresses, once all of it was found inside its regions."""
+    layout = shard.layout
+    shape = (layout.num_layers, layout.num_vectors)
+    if len(reply.planes) != shape[0] * shape[1]:
+        raise ProtocolMismatch(
+            f"the peer names {len(reply.planes)} planes; its rank has {shape[0]} layers of "
+            f"{shape[1]} vectors"
+        )
+    addresses = [
+        int(link.region_addresses[plane.region]) + plane.offset_bytes for plane in reply.planes
+    ]
+    try:
+        view = KVView(
+            shard,
+            reply.num_blocks,
+            addresses=np.array(addresses, dtype=np.uint64).reshape(shape),
+            block_stride_bytes=reply.block_stride_bytes,
+            token_stride_bytes=reply.token_stride_bytes,
+            head_stride_bytes=reply.head_stride_bytes,
+        )
+    except InvalidUsage as error:
+        raise ProtocolMismatch(f"the peer's cache cannot be: {error}") from error
     for index, plane in enumerate(reply.planes):
         region_bytes = link.region_bytes[plane.region]
-        if plane.offset_bytes + view.plane_span_bytes > region_bytes:
+        if plane.offset_bytes + view.span_bytes > region_bytes:
             raise ProtocolMismatch(
-                f"plane {index} of the peer spans {view.plane_span_bytes} bytes from offset "
+                f"plane {index} of the peer spans {view.span_bytes} bytes from offset "
                 f"{plane.offset_bytes}, but its region has {region_bytes}"
             )
     return view

@@ -1,4 +1,4 @@
-"""The far side of a sweep: prepares a pool, serves it, fills and checks it.
+"""One rank of a sweep: prepares a pool, serves it, fills and checks it.
 
 ``Agent`` does the work. The sweep talks to one in its own process (loopback) or, through
 :class:`RemoteAgent`, to one in a process of its own; both look the same.
@@ -11,14 +11,16 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from kvxfer import _core
 from kvxfer.control import ControlClient, ControlServer
 from kvxfer.errors import InvalidUsage
-from kvxfer.layout import KVLayout
 from kvxfer.session import Endpoint
+from kvxfer.session.layouts import shard_of
 from kvxfer.sweep import messages
 from kvxfer.sweep.compute import ComputeLoad
 from kvxfer.sweep.patterned_cache import PatternedCache
+from kvxfer.sweep.peers.library import FarSide
+from kvxfer.sweep.peers.registry import row_of
+from kvxfer.sweep.token_runs import Ids, TokenRuns
 
 # Preparing or checking gigabytes takes seconds, longer while memory is touched for the first time.
 CALL_DEADLINE_S = 120.0
@@ -41,14 +43,18 @@ class Agent:
         self._pool: PatternedCache | None = None
         self._endpoint: Endpoint | None = None
         self._load: ComputeLoad | None = None
+        self._peer: FarSide | None = None
         self._device = -1
+        self._num_threads = 1
         self.handlers: Mapping[type[msgspec.Struct], Callable[[Any], msgspec.Struct]] = {
             messages.Prepare: self._prepare,
             messages.Fill: self._fill,
-            messages.FillPrefix: self._fill_prefix,
+            messages.FillRanges: self._fill_ranges,
             messages.Check: self._check,
-            messages.CheckPrefix: self._check_prefix,
+            messages.CheckOutside: self._check_outside,
+            messages.CheckRanges: self._check_ranges,
             messages.Compute: self._compute,
+            messages.OpenPeer: self._open_peer,
             messages.Release: self._release,
         }
 
@@ -58,8 +64,8 @@ class Agent:
 
     def close(self) -> None:
         """Free everything; may be called more than once."""
-        held = (self._pool, self._endpoint, self._load)
-        self._pool = self._endpoint = self._load = None
+        held = (self._pool, self._endpoint, self._load, self._peer)
+        self._pool = self._endpoint = self._load = self._peer = None
         with ExitStack() as stack:  # the last first, and all of them, whichever fails
             for one in held:
                 if one is not None:
@@ -68,41 +74,60 @@ class Agent:
     def _prepare(self, message: messages.Prepare) -> messages.Prepared:
         self.close()
         self._device = message.device
+        self._num_threads = message.num_threads
+        shard = shard_of(message.layout, message.rank)
         self._pool = PatternedCache(
-            KVLayout(**msgspec.structs.asdict(message.layout)),
+            shard.model,
             message.num_blocks,
             memory=message.memory,
             device=message.device,
             num_threads=message.num_threads,
+            rank=shard.rank,
         )
-        self._endpoint = Endpoint(self._pool.cache, transport=message.transport)
+        self._endpoint = Endpoint(
+            self._pool.cache, transport=message.transport, num_threads=message.num_threads
+        )
         return messages.Prepared(addresses=self._endpoint.addresses)
 
-    def _prepared(self) -> PatternedCache:
-        if self._pool is None:
+    def _prepared(self) -> tuple[PatternedCache, Endpoint]:
+        if self._pool is None or self._endpoint is None:
             raise InvalidUsage("nothing is prepared; send Prepare first")
-        return self._pool
+        return self._pool, self._endpoint
 
     def _fill(self, message: messages.Fill) -> messages.Ready:
-        ids = np.array(message.block_ids, dtype=np.int64) if message.block_ids else None
-        self._prepared().fill(message.seed, ids)
+        pool, _ = self._prepared()
+        pool.fill(message.seed, as_ids(message.block_ids) if message.block_ids else None)
         return messages.Ready()
 
-    def _fill_prefix(self, message: messages.FillPrefix) -> messages.Ready:
-        self._prepared().fill_prefix(message.seed, message.num_bytes)
+    def _fill_ranges(self, message: messages.FillRanges) -> messages.Ready:
+        pool, _ = self._prepared()
+        pool.fill_ranges(message.seed, message.ranges)
         return messages.Ready()
 
     def _check(self, message: messages.Check) -> messages.Checked:
-        found = self._prepared().check(
-            message.seed,
-            np.array(message.block_ids, dtype=np.int64),
-            np.array(message.source_ids, dtype=np.int64),
+        pool, _ = self._prepared()
+        runs = TokenRuns.request(
+            as_ids(message.block_ids),
+            as_ids(message.source_ids),
+            block_size=pool.cache.layout.block_size,
+            source_block_size=message.source_block_size,
+            count=message.num_tokens,
         )
-        return _checked(found)
+        return pool.check(message.seed, runs, converted_from=message.converted_from)
 
-    def _check_prefix(self, message: messages.CheckPrefix) -> messages.Checked:
-        found = self._prepared().check_prefix(message.seed, message.num_bytes)
-        return _checked(found)
+    def _check_outside(self, message: messages.CheckOutside) -> messages.Checked:
+        pool, _ = self._prepared()
+        runs = TokenRuns.outside_request(
+            as_ids(message.block_ids),
+            block_size=pool.cache.layout.block_size,
+            num_blocks=pool.cache.num_blocks,
+            count=message.num_tokens,
+        )
+        return pool.check(message.seed, runs)
+
+    def _check_ranges(self, message: messages.CheckRanges) -> messages.Checked:
+        pool, _ = self._prepared()
+        return pool.check_ranges(message.seed, message.ranges)
 
     def _compute(self, message: messages.Compute) -> messages.Computed:
         if message.running:
@@ -113,14 +138,22 @@ class Agent:
             raise InvalidUsage("no compute load is running")
         return messages.Computed(operation_us=load.close())
 
+    def _open_peer(self, message: messages.OpenPeer) -> messages.OpenedPeer:
+        pool, _ = self._prepared()
+        library, row = row_of(message.row)
+        self._peer = library.serve(pool, row)
+        return messages.OpenedPeer(
+            address=pool.start_address, device=pool.cache.device, contact=self._peer.contact
+        )
+
     def _release(self, _: messages.Release) -> messages.Ready:
         self.close()
         return messages.Ready()
 
 
-def _checked(found: _core.PatternMismatch) -> messages.Checked:
-    wrong = found.num_wrong_words
-    return messages.Checked(num_wrong_words=wrong, first_page=found.first_page if wrong else 0)
+def as_ids(block_ids: list[int]) -> Ids:
+    """Block ids of a message, int64."""
+    return np.array(block_ids, dtype=np.int64)
 
 
 class RemoteAgent:

@@ -1,16 +1,22 @@
-"""The program of a far-side agent: it serves until its standard input closes."""
+"""The program of a rank's agent: it serves until its standard input closes."""
 
+import os
 import sys
+from contextlib import suppress
 
-from kvxfer.sweep.agent import Agent, serve_agent
+from kvxfer.sweep.agent import serve_agent
+from kvxfer.sweep.ranks.agent import RankAgent
+
+_STDOUT = 1
 
 
 def main() -> int:
     """Serve until standard input closes."""
-    agent = Agent()
+    agent = RankAgent()
     with serve_agent(agent) as server:
-        sys.stdout.write(server.addresses["sweep"] + "\n")
-        sys.stdout.flush()
+        # Past sys.stdout, which would complain again at the end where the parent is gone.
+        with suppress(BrokenPipeError):
+            os.write(_STDOUT, f"{server.addresses['sweep']}\n".encode())
         sys.stdin.buffer.read()
     agent.close()
     return 0

@@ -1,8 +1,9 @@
 """What to measure: options from the user, and the cases they span."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvxfer.errors import InvalidUsage
+from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.layout import KVKind, KVLayout, load_model
 from kvxfer.sweep.block_order import BlockOrder
 from kvxfer.transport import Op
@@ -17,7 +18,41 @@ ALL_SMS = -1
 _RAW_PLANES = 64
 _RAW_TOTAL_BYTES = {"host": 256 << 20, "device": 1 << 30}
 _POOL_FACTOR = 2
-_PAGE_ALIGNMENT_BYTES = 16
+# The pattern has whole elements of two bytes; a token of a raw page is a vector.
+_ELEMENT_BYTES = 2
+_PAGE_ALIGNMENT_BYTES = _ELEMENT_BYTES * RAW_BLOCK_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChoice:
+    """A layout to sweep.
+
+    Attributes:
+        name: for people.
+        of: makes it of a model's usual layout.
+        as_source: whether it is swept as a source too, not as a destination alone.
+    """
+
+    name: str
+    of: Callable[[KVLayout], KVLayout]
+    as_source: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """What makes a sweep one of ranks, a process each.
+
+    Attributes:
+        tp: tensor-parallel sizes of source and destination.
+        pp: pipeline-parallel sizes of the two.
+        kv_heads: KV heads instead of the model's; empty = the model's.
+        layouts: each with each, instead of the usual one on both sides; empty = that one.
+    """
+
+    tp: tuple[tuple[int, int], ...] = ((1, 1),)
+    pp: tuple[tuple[int, int], ...] = ((1, 1),)
+    kv_heads: tuple[int, ...] = ()
+    layouts: tuple[LayoutChoice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +78,9 @@ class SweepOptions:
     warmup: int = 2
     seed: int = 0
     compute: tuple[str, str] | None = None
+    ranks: RankOptions | None = None
+    rank_devices: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    peers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +97,7 @@ class SweepCase:
         memory: the peer's memory: ``shared``, ``private`` or ``device``.
         op: put (the source runs the copy) or get (the destination runs it).
         num_sms: SM budget; 0 on a CPU.
+        peer: what moves the pages instead of kvxfer: a row of :mod:`kvxfer.sweep.peers`, or empty.
     """
 
     transport: str
@@ -71,6 +110,12 @@ class SweepCase:
     memory: str
     op: Op
     num_sms: int
+    peer: str = ""
+
+    @property
+    def mover(self) -> str:
+        """What moves the pages, as the table calls it."""
+        return f"{self.peer} (peer)" if self.peer else self.transport
 
     @property
     def num_pages(self) -> int:
@@ -91,7 +136,7 @@ class SweepCase:
     def label(self) -> str:
         """A short name for progress and errors."""
         return (
-            f"{self.transport}/{self.memory} {self.op.value} {self.model} "
+            f"{self.mover}/{self.memory} {self.op.value} {self.model} "
             f"{self.num_tokens} tokens, block {self.layout.block_size}"
         )
 
@@ -100,17 +145,11 @@ def expand_cases(options: SweepOptions, *, transport: str) -> list[SweepCase]:
     """Every combination of the swept options, for one resolved transport name.
 
     Raises:
-        InvalidUsage: an unknown model, dtype, order, or a page size that is not a multiple of 16.
+        InvalidUsage: an unknown model, dtype, order, or a page size that is not a multiple of 32.
     """
     on_device = transport == "nvlink"
     shapes = _raw_shapes(options, on_device) if options.page_bytes else _model_shapes(options)
-    memories = ("device",) if on_device else options.memory
-    unknown = set(memories) - set(("device",) if on_device else HOST_MEMORY)
-    if unknown:
-        raise InvalidUsage(
-            f"memory {', '.join(sorted(unknown))} over {transport}; use shared, private or both; "
-            "device memory takes the nvlink transport"
-        )
+    memories = memories_of(options, transport)
     orders = [BlockOrder.parse(text) for text in options.block_orders]
     return [
         SweepCase(
@@ -119,7 +158,7 @@ def expand_cases(options: SweepOptions, *, transport: str) -> list[SweepCase]:
             num_tokens=num_tokens,
             layout=layout,
             num_blocks=num_blocks,
-            pool_blocks=_pool_blocks(num_blocks, order),
+            pool_blocks=pool_blocks(num_blocks, order),
             block_order=order,
             memory=memory,
             op=Op(op),
@@ -133,9 +172,41 @@ def expand_cases(options: SweepOptions, *, transport: str) -> list[SweepCase]:
     ]
 
 
-def _pool_blocks(num_blocks: int, order: BlockOrder) -> int:
+def memories_of(options: SweepOptions, transport: str) -> tuple[str, ...]:
+    """The peer's memory, as swept over a transport.
+
+    Raises:
+        InvalidUsage: a memory that it does not move.
+    """
+    if transport == "nvlink":
+        return ("device",)
+    unknown = set(options.memory) - set(HOST_MEMORY)
+    if unknown:
+        raise InvalidUsage(
+            f"memory {', '.join(sorted(unknown))} over {transport}; use shared, private or both; "
+            "device memory takes the nvlink transport"
+        )
+    return options.memory
+
+
+def pool_blocks(num_blocks: int, order: BlockOrder) -> int:
+    """Blocks of the pool behind a request of ``num_blocks``: whole runs, and others' blocks."""
     run = max(order.run_blocks, 1)
     return _POOL_FACTOR * -(-num_blocks // run) * run
+
+
+def require_checkable(layout: KVLayout, kind: type[InvalidUsage] | type[NotAvailable]) -> None:
+    """Refuse a layout that the pattern cannot fill.
+
+    Raises:
+        InvalidUsage, NotAvailable: a vector has half an element of the pattern; as ``kind`` says.
+    """
+    if layout.vector_bytes % _ELEMENT_BYTES:
+        raise kind(
+            f"a head_dim of {layout.head_dim} in {layout.dtype} is {layout.vector_bytes} bytes, "
+            f"which the sweep cannot check: use a head_dim of a multiple of {_ELEMENT_BYTES}, or a "
+            "dtype of 2 bytes or 4"
+        )
 
 
 def _model_shapes(options: SweepOptions) -> list[tuple[str, int, KVLayout, int]]:
@@ -146,6 +217,7 @@ def _model_shapes(options: SweepOptions) -> list[tuple[str, int, KVLayout, int]]
             layout = model.kv_layout(
                 block_size=block_size, dtype=options.dtype, order=options.order
             )
+            require_checkable(layout, InvalidUsage)
             shapes += [
                 (model.name, num_tokens, layout, layout.num_blocks(num_tokens))
                 for num_tokens in options.tokens
@@ -169,7 +241,7 @@ def _raw_shapes(options: SweepOptions, on_device: bool) -> list[tuple[str, int, 
 
 
 def raw_layout(page_bytes: int, num_planes: int) -> KVLayout:
-    """A cache of ``num_planes`` planes whose pages have ``page_bytes`` bytes, a multiple of 16."""
+    """A cache of ``num_planes`` planes whose pages have ``page_bytes`` bytes, a multiple of 32."""
     return KVLayout(
         num_planes,
         1,

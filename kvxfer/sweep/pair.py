@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 
 from kvxfer.closing import Closing
 from kvxfer.errors import InvalidUsage, PeerLost
-from kvxfer.layout import CopyPlan, KVLayout
-from kvxfer.layout.plan import BlockIds
+from kvxfer.layout import BlockIds, CopyPlan, KVLayout
 from kvxfer.memory import MemoryKind
 from kvxfer.session import Peer
 from kvxfer.sweep.agent import Agent, SweepAgent
 from kvxfer.sweep.agent_process import AgentProcess
 from kvxfer.sweep.cases import HOST_MEMORY
+from kvxfer.sweep.paths import choose_devices
 from kvxfer.sweep.rig import TIMEOUT_S, BlockTables, Rig, RigSpec
-from kvxfer.sweep.runner import choose_devices
 from kvxfer.transport import TRANSPORTS, Op, Transfer, Tuning, create_transport
 from kvxfer.transport.host_copy import default_num_threads
 
@@ -70,7 +69,7 @@ class Pair(Closing):
     def fill(self, seed: int, block_ids: BlockIds | None = None) -> None:
         """Write the pattern of ``seed`` into blocks of the source; None = all.
 
-        Every 8-byte word of the pattern depends on seed, plane, block and place in the page.
+        Every 8-byte word of the pattern depends on seed, layer, K or V, block, slot and head.
         """
         _require_seed(seed)
         self._rig.fill_source(seed, None if block_ids is None else _as_ids(block_ids))
@@ -149,8 +148,8 @@ class Pair(Closing):
         self.transfer(src_ids, dst_ids)
         self.check(new, src_ids, dst_ids)
         self.check_untouched(old, dst_ids)
-        self.fill_destination(old)
         num_bytes = self.total_bytes(src_ids)
+        self.fill_prefix(new, num_bytes)
         self.limit_copy(num_bytes)
         self._rig.require_prefix(new, num_bytes)
 
@@ -178,7 +177,7 @@ class Pair(Closing):
         return self._rig.limit_copy(num_bytes)
 
     def fill_prefix(self, seed: int, num_bytes: int) -> None:
-        """Write the pattern of ``seed`` where :meth:`limit_copy` reads, whole pages of it."""
+        """Write the pattern of ``seed`` where :meth:`limit_copy` reads."""
         _require_seed(seed)
         self._rig.fill_source_prefix(seed, num_bytes)
 

@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.layout import CopyPlan
-from kvxfer.layout.plan import BlockIds
-from kvxfer.sweep.measure import require_possible
+from kvxfer.layout import BlockIds, CopyPlan
 from kvxfer.sweep.pair import Pair
+from kvxfer.sweep.samples import require_possible
 from kvxfer.sweep.stats import median
 from kvxfer.transport import Transfer
 from kvxfer.units import format_bytes, gb_per_s

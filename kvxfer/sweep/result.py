@@ -78,6 +78,23 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     physical_limit_gb_per_s: float | None = None
     compute: ComputeEffect | None = None
+    sm_budget: str = ""
+    num_kv_heads: int | None = None
+    src_layout: str = ""
+    dst_layout: str = ""
+    src_pp: int = 1
+    dst_pp: int = 1
+    convert: str = ""
+    run_bytes: int | None = None
+    num_runs: int | None = None
+    rank_spread: float | None = None
+    peer: str = ""
+    settings: str = ""
+
+    @property
+    def of_ranks(self) -> bool:
+        """Whether each side was one process a rank."""
+        return self.num_runs is not None
 
 
 class Skipped(msgspec.Struct, frozen=True):
@@ -86,6 +103,8 @@ class Skipped(msgspec.Struct, frozen=True):
     case: str
     reason: str
     failed: bool
+    src_layout: str = ""
+    dst_layout: str = ""
 
 
 class SweepReport(msgspec.Struct, kw_only=True):

@@ -2,29 +2,26 @@
 
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer import _core
 from kvxfer.closing import Closing
-from kvxfer.errors import PeerLost, VerificationError
-from kvxfer.layout import CopyPlan, KVLayout
+from kvxfer.errors import PeerLost
+from kvxfer.layout import CopyPlan, KVLayout, TPLayout
 from kvxfer.session import Endpoint, Peer
-from kvxfer.session.layouts import layout_spec
+from kvxfer.session.layouts import layout_spec, rank_spec
 from kvxfer.sweep import messages
 from kvxfer.sweep.agent import SweepAgent
 from kvxfer.sweep.host_memory import require_host_memory
-from kvxfer.sweep.patterned_cache import PatternedCache, unlisted
+from kvxfer.sweep.messages import ByteRange, Checked
+from kvxfer.sweep.patterned_cache import PatternedCache
+from kvxfer.sweep.token_runs import TokenRuns
+from kvxfer.sweep.wake import WAKE_BYTES, Scratch, run_wake
 from kvxfer.transport import Op
 
 TIMEOUT_S = 60.0
-_WAKE_TRANSFERS = 3
-# A page of this many bytes for each thread is cut into work for all of them.
-_WAKE_BYTES = 256
-_Found: TypeAlias = messages.Checked | _core.PatternMismatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +82,7 @@ class Rig(Closing):
         near, far = (spec.devices if put else spec.devices[::-1]) if on_device else (-1, -1)
         prepare = messages.Prepare(
             layout=layout_spec(spec.layout),
+            rank=rank_spec(TPLayout()),
             num_blocks=spec.num_blocks,
             memory=spec.memory,
             device=far,
@@ -118,10 +116,9 @@ class Rig(Closing):
         ``num_bytes`` of them; a get reads there and writes to memory of its own.
         """
         plan = self.wake_plan
-        if num_bytes is not None and num_bytes < plan.page_bytes:
-            plan = replace(plan, page_bytes=num_bytes)
-        for _ in range(_WAKE_TRANSFERS):
-            self.peer.link.post(plan, self.spec.op).wait(TIMEOUT_S)
+        if num_bytes is not None and num_bytes < plan.total_bytes:
+            plan = CopyPlan.contiguous(int(plan.src_planes[0]), int(plan.dst_planes[0]), num_bytes)
+        run_wake(self.peer.link, plan, self.spec.op, TIMEOUT_S)
 
     def limit_copy(self, num_bytes: int) -> float:
         """Time one range from the start of the source's pool to that of the destination's.
@@ -129,10 +126,7 @@ class Rig(Closing):
         By the fastest way that the path has. Returns seconds, from posting the ready plan until
         the data is visible to the receiver, as for a request.
         """
-        local, remote = (
-            view.plane_addresses[:1] for view in (self.local.cache.view, self.peer.view)
-        )
-        plan = self._one_range(local, remote, num_bytes)
+        plan = self._one_range(self.local.start_address, num_bytes)
         link = self.peer.link
         tuning = link.limit_tuning()
         self.wake(num_bytes)
@@ -141,11 +135,12 @@ class Rig(Closing):
         return (time.perf_counter_ns() - start) / 1e9
 
     def fill_source_prefix(self, seed: int, num_bytes: int) -> None:
-        """Write the pattern of ``seed`` where :meth:`limit_copy` reads, whole pages of it."""
+        """Write the pattern of ``seed`` where :meth:`limit_copy` reads."""
+        ranges = [ByteRange(0, num_bytes)]
         if self.spec.op is Op.PUT:
-            self.local.fill_prefix(seed, num_bytes)
+            self.local.fill_ranges(seed, ranges)
         else:
-            self._agent.call(messages.FillPrefix(seed=seed, num_bytes=num_bytes))
+            self._agent.call(messages.FillRanges(seed=seed, ranges=ranges))
 
     def fill_source(self, seed: int, block_ids: NDArray[np.int64] | None = None) -> None:
         """Write the pattern of ``seed`` on the source; None = all blocks."""
@@ -168,7 +163,28 @@ class Rig(Closing):
         Raises:
             VerificationError: a byte differs; says how many words, and where the first is.
         """
-        self._require_equal(seed, tables.destination, tables.source, "the request")
+        block_size = self.spec.layout.block_size
+        count = max(tables.destination.size, tables.source.size) * block_size
+        if self.spec.op is Op.GET:
+            runs = TokenRuns.request(
+                tables.destination,
+                tables.source,
+                block_size=block_size,
+                source_block_size=block_size,
+                count=count,
+            )
+            found = self.local.check(seed, runs)
+        else:
+            check = messages.Check(
+                seed=seed,
+                num_tokens=count,
+                block_ids=tables.destination.tolist(),
+                source_ids=tables.source.tolist(),
+                source_block_size=block_size,
+                converted_from="none",
+            )
+            found = self._agent.call(check)
+        found.require_none_wrong("the request")
 
     def require_untouched(self, seed: int, tables: BlockTables) -> None:
         """Check that all blocks of the destination outside the request still hold ``seed``.
@@ -176,21 +192,31 @@ class Rig(Closing):
         Raises:
             VerificationError: a byte was overwritten.
         """
-        others = unlisted(tables.destination, self.spec.num_blocks)
-        self._require_equal(seed, others, others, "blocks outside the request")
+        block_size = self.spec.layout.block_size
+        ids = tables.destination
+        found: Checked
+        if self.spec.op is Op.GET:
+            runs = TokenRuns.outside_request(
+                ids, block_size=block_size, num_blocks=self.spec.num_blocks, count=0
+            )
+            found = self.local.check(seed, runs)
+        else:
+            check = messages.CheckOutside(seed=seed, num_tokens=0, block_ids=ids.tolist())
+            found = self._agent.call(check)
+        found.require_none_wrong("blocks outside the request")
 
     def require_prefix(self, seed: int, num_bytes: int) -> None:
-        """Check the whole pages among ``num_bytes`` of a contiguous copy on the destination.
+        """Check the bytes of a contiguous copy on the destination.
 
         Raises:
             VerificationError: a byte differs.
         """
-        if self.spec.op is Op.PUT:
-            found = self._agent.call(messages.CheckPrefix(seed=seed, num_bytes=num_bytes))
+        ranges = [ByteRange(0, num_bytes)]
+        if self.spec.op is Op.GET:
+            found = self.local.check_ranges(seed, ranges)
         else:
-            found = self.local.check_prefix(seed, num_bytes)
-        num_pages = num_bytes // self.spec.layout.page_bytes
-        self._judge(found, "the contiguous copy", num_pages)
+            found = self._agent.call(messages.CheckRanges(seed=seed, ranges=ranges))
+        found.require_none_wrong("the contiguous copy")
 
     def start_compute(self, kind: str) -> None:
         """Start a compute load on the far side's GPU."""
@@ -205,68 +231,18 @@ class Rig(Closing):
         """Disconnect and free both pools; may be called more than once."""
         self._stack.close()
 
-    def _one_range(
-        self, local: NDArray[np.uint64], remote: NDArray[np.uint64], num_bytes: int
-    ) -> CopyPlan:
-        put = self.spec.op is Op.PUT
-        zero = np.zeros(1, np.uint64)
-        return CopyPlan(
-            local if put else remote,
-            remote if put else local,
-            src_offsets=zero,
-            dst_offsets=zero,
-            page_bytes=num_bytes,
-        )
+    def _one_range(self, local_address: int, num_bytes: int) -> CopyPlan:
+        """Between here and the start of the peer's pool."""
+        addresses = (local_address, int(self.peer.view.addresses[0, 0]))
+        src, dst = addresses if self.spec.op is Op.PUT else addresses[::-1]
+        return CopyPlan.contiguous(src, dst, num_bytes)
 
     def _plan_wake(self, device: int) -> CopyPlan:
         pool_bytes = self.spec.num_blocks * self.spec.layout.block_bytes
-        num_bytes = min(_WAKE_BYTES * self.spec.num_threads, pool_bytes)
-        if device < 0:
-            host = np.zeros(num_bytes, np.uint8)
-            self._scratch: object = host
-            address = host.ctypes.data
-        else:
-            buffer = _core.DeviceBuffer(device, num_bytes)
-            self._scratch = buffer
-            address = buffer.address
-        local = np.array([address], np.uint64)
-        return self._one_range(local, self.peer.view.plane_addresses[:1], num_bytes)
+        num_bytes = min(WAKE_BYTES * self.spec.num_threads, pool_bytes)
+        self._scratch = Scratch(device, num_bytes)
+        return self._one_range(self._scratch.address, num_bytes)
 
     def _release(self) -> None:
         with suppress(PeerLost):  # who is gone holds nothing
             self._agent.call(messages.Release())
-
-    def _require_equal(
-        self, seed: int, block_ids: NDArray[np.int64], source_ids: NDArray[np.int64], what: str
-    ) -> None:
-        if self.spec.op is Op.PUT:
-            found = self._agent.call(
-                messages.Check(
-                    seed=seed, block_ids=block_ids.tolist(), source_ids=source_ids.tolist()
-                )
-            )
-        else:
-            found = self.local.check(seed, block_ids, source_ids)
-        num_pages = block_ids.size * self.spec.layout.num_planes
-        self._judge(found, what, num_pages, block_ids)
-
-    def _judge(
-        self,
-        found: _Found,
-        what: str,
-        num_pages: int,
-        block_ids: NDArray[np.int64] | None = None,
-    ) -> None:
-        wrong = found.num_wrong_words
-        if wrong == 0:
-            return
-        page = found.first_page
-        where = f"page {page}"
-        if block_ids is not None:
-            plane, index = divmod(page, block_ids.size)
-            where = f"plane {plane}, block {block_ids[index]}"
-        num_words = num_pages * self.spec.layout.page_bytes // 8
-        raise VerificationError(
-            f"{what}: {wrong} of {num_words} 8-byte words are wrong at the destination, the first "
-            f"in {where}"
-        )

@@ -18,6 +18,7 @@ from kvxfer.closing import Closing
 from kvxfer.errors import TransferTimeout
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration
+from kvxfer.transport.board import Board
 
 _SLICE_S = 0.2
 
@@ -70,12 +71,14 @@ class Transfer(ABC):
     Attributes:
         num_bytes: bytes it moves.
         actual_path: what carries them, read back from what was really used.
+        num_sms: SMs of a GPU that it may use; 0 where a CPU or a copy engine carries it.
         sequence: its number on its connection, from 1, for the far side's ``Endpoint.wait``.
     """
 
     num_bytes: int
     actual_path: str
     sequence: int
+    num_sms: int = 0
 
     @abstractmethod
     def poll(self, timeout_s: float) -> bool:
@@ -156,16 +159,27 @@ class Link(Closing):
     ) -> Transfer:
         """Start ``plan``: to the peer's regions for PUT, from them for GET.
 
+        A plan of 0 pages copies nothing and completes like any other: the peer is told.
+
         Args:
-            plan: addresses of this process on one side, of ``region_addresses`` on the other.
+            plan: planes at addresses of this process on one side, within ``region_addresses`` and
+                ``region_bytes`` on the other. Its tables may be changed once this returns.
             op: direction.
             tuning: how to run it; None = the measured best.
             after_stream: a CUDA stream handle whose queued work must be done before the first byte
                 is read; None = no order.
 
         Raises:
-            InvalidUsage: an engine that this transport does not have.
+            InvalidUsage: an engine that this transport does not have, or that cannot run this plan
+                (the bulk kernel: unaligned; the copy engine: a conversion), or the link is closed.
             PeerLost: the peer is gone.
+        """
+
+    def require_open(self) -> None:
+        """Check that the peer lives and stands by its cache, as far as this link can tell.
+
+        Raises:
+            PeerLost: it ended, or it withdrew the cache.
         """
 
     @abstractmethod
@@ -192,6 +206,16 @@ class Transport(ABC):
     @abstractmethod
     def probe(cls) -> Availability:
         """Whether it works here."""
+
+    def serve(self, board: Board, bind_host: str) -> None:  # noqa: B027 - most need nothing
+        """Say before the first export where peers complete, and on which address they come.
+
+        Of use to a transport whose peers map no memory of this process: it listens on ``bind_host``
+        and stores their completions on ``board`` itself.
+
+        Raises:
+            InvalidUsage: ``bind_host`` is no address that the transport can listen on.
+        """
 
     @abstractmethod
     def export(self, registration: Registration) -> Export:

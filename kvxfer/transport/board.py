@@ -22,7 +22,7 @@ from kvxfer.errors import NotAvailable, PeerLost, ProtocolMismatch
 from kvxfer.memory.segment import create_segment
 
 NUM_SLOTS = 64
-_WITHDRAWN_SLOT = NUM_SLOTS  # not a peer's: it becomes 1 when the owner withdraws its cache
+WITHDRAWN_SLOT = NUM_SLOTS  # not a peer's: it becomes 1 when the owner withdraws its cache
 _IDENTITY = slice(1, 4)  # words of a slot that hold its peer's pid, start and pid namespace
 _SLICE_S = 0.2
 # A peer opens its slot right after it was told; one that has not by then never will.
@@ -65,6 +65,16 @@ class _BoardSpec(msgspec.Struct, frozen=True):
     slot: Annotated[int, msgspec.Meta(ge=0, lt=NUM_SLOTS)]
 
 
+def slot_of(description: bytes) -> tuple[ProcessSpec, int]:
+    """Whose board :meth:`Board.describe` spoke of, and which slot; nothing is opened.
+
+    Raises:
+        ProtocolMismatch: it is not what this version writes.
+    """
+    spec = decode_spec(description, _BoardSpec)
+    return spec.process, spec.slot
+
+
 class Board:
     """The owner's side: hands out slots and waits on them."""
 
@@ -75,6 +85,11 @@ class Board:
         self._words = _words(self._segment)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
         self._taken_at = [0.0] * NUM_SLOTS  # time.monotonic()
+
+    @property
+    def address(self) -> int:
+        """Where the slots lie in this process."""
+        return self._segment.address
 
     @property
     def has_free_slot(self) -> bool:
@@ -100,12 +115,19 @@ class Board:
         self._taken_at[slot] = time.monotonic()
         return slot
 
-    def _is_abandoned(self, slot: int) -> bool:
+    def identity_of(self, slot: int) -> _core.ProcessIdentity | None:
+        """The process that has opened ``slot``; None as long as none has."""
         pid, start_ticks, pid_namespace = (int(word) for word in self._words[slot, _IDENTITY])
         if not 0 < pid < 1 << 31:
+            return None
+        return _core.ProcessIdentity(pid, start_ticks, pid_namespace)
+
+    def _is_abandoned(self, slot: int) -> bool:
+        identity = self.identity_of(slot)
+        if identity is None:
             return time.monotonic() - self._taken_at[slot] >= _OPEN_WITHIN_S  # never opened
         try:
-            _core.require_same_process(_core.ProcessIdentity(pid, start_ticks, pid_namespace))
+            _core.require_same_process(identity)
         except PeerLost:
             return True
         except NotAvailable:
@@ -135,7 +157,7 @@ class Board:
 
     def withdraw(self) -> None:
         """Tell every peer that the cache is closed: what they post from now on is refused."""
-        self._flags.signal(_WITHDRAWN_SLOT, 1)
+        self._flags.signal(WITHDRAWN_SLOT, 1)
 
 
 class PeerSlot:
@@ -171,7 +193,7 @@ class PeerSlot:
         # Reading /proc costs more than a small transfer, a poll next to nothing.
         if self._end is None or self._end.poll(0):
             self.process.require_alive()
-        if self._flags.load(_WITHDRAWN_SLOT):
+        if self._flags.load(WITHDRAWN_SLOT):
             raise PeerLost(
                 f"process {self.process.pid} has closed the cache of this link; connect again once "
                 "it serves another"

@@ -24,7 +24,12 @@ def default_num_threads() -> int:
 def plan_tables(plan: CopyPlan) -> _core.PlanTables:
     """A plan as the core walks it."""
     return _core.PlanTables(
-        plan.src_planes, plan.dst_planes, plan.src_offsets, plan.dst_offsets, plan.page_bytes
+        plan.src_planes,
+        plan.dst_planes,
+        plan.segments,
+        plan.box_table(),
+        plan.inverse_scales,
+        plan.conversion,
     )
 
 
@@ -41,6 +46,23 @@ def copy_mapped(pool: _core.WorkerPool, plan: CopyPlan, engine: str) -> str:
     if plan.num_pages:
         _core.paged_copy_host(pool, plan_tables(plan), engine == "streaming")
     return engine
+
+
+def refuse_gpu_options(tuning: Tuning, after_stream: int | None) -> None:
+    """Check that nothing was asked for that only a GPU's copy has.
+
+    Raises:
+        InvalidUsage: thread blocks, or an order behind a stream.
+    """
+    if tuning.num_sms:
+        raise InvalidUsage(
+            f"num_sms={tuning.num_sms} with host memory, which no GPU copies; leave it 0"
+        )
+    if after_stream is not None:
+        raise InvalidUsage(
+            f"after_stream={after_stream} with host memory; synchronise the stream first, or "
+            "use the nvlink transport for device memory"
+        )
 
 
 class HostLink(Link):
@@ -67,15 +89,7 @@ class HostLink(Link):
     ) -> Transfer:
         """Copy now, in the calling thread and the pool's; the GIL is released meanwhile."""
         tuning = tuning or Tuning()
-        if tuning.num_sms:
-            raise InvalidUsage(
-                f"num_sms={tuning.num_sms} with host memory, which no GPU copies; leave it 0"
-            )
-        if after_stream is not None:
-            raise InvalidUsage(
-                f"after_stream={after_stream} with host memory; synchronise the stream first, or "
-                "use the nvlink transport for device memory"
-            )
+        refuse_gpu_options(tuning, after_stream)
         with self._lock:
             if self._pool is None:
                 raise InvalidUsage("this link is closed; connect again")
@@ -88,6 +102,11 @@ class HostLink(Link):
     @abstractmethod
     def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
         """Copy all of ``plan``; returns what carried it."""
+
+    def require_open(self) -> None:
+        """Check the peer's process and its board."""
+        with self._lock:
+            self._slot.require_open()
 
     def limit_tuning(self) -> Tuning:
         """The same stores, or the same kernel call, as a paged copy of that size."""

@@ -6,11 +6,13 @@ from kvxfer.transport.base import Availability, Transport
 from kvxfer.transport.loopback import LoopbackTransport
 from kvxfer.transport.nvlink import NvlinkTransport
 from kvxfer.transport.shm import ShmTransport
+from kvxfer.transport.ucx import UcxTransport
 
 # In the order in which `auto` tries them.
 TRANSPORTS: dict[str, type[Transport]] = {
     NvlinkTransport.name: NvlinkTransport,
     ShmTransport.name: ShmTransport,
+    UcxTransport.name: UcxTransport,
     LoopbackTransport.name: LoopbackTransport,
 }
 

@@ -79,15 +79,8 @@ class _ShmExport(Export):
 
 def _require_cookie(pool: _core.WorkerPool, region: _RegionSpec) -> None:
     found = np.zeros(_COOKIE_BYTES, np.uint8)
-    zero = np.zeros(1, np.uint64)
-    tables = _core.PlanTables(
-        np.array([region.cookie_address], np.uint64),
-        np.array([found.ctypes.data], np.uint64),
-        zero,
-        zero,
-        _COOKIE_BYTES,
-    )
-    _core.paged_copy_process_vm(pool, tables, region.process.pid, False)
+    probe = CopyPlan.contiguous(region.cookie_address, found.ctypes.data, _COOKIE_BYTES)
+    _core.paged_copy_process_vm(pool, plan_tables(probe), region.process.pid, False)
     if not secrets.compare_digest(found.tobytes(), region.cookie):
         raise PeerLost(
             f"the region at {region.address:#x} of process {region.process.pid} was withdrawn"

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from cache_content import CacheShape
 from peer_process import ChildProcess, InThisProcess, RemotePeer
-from transport_pairs import KINDS, Kind, LinkPair, Pair, linked
+from transport_pairs import KINDS, Kind, LinkPair, Pair, linked, require_available
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=str)
 def kind(request: pytest.FixtureRequest) -> Kind:
     chosen: Kind = request.param
+    require_available(chosen)
     return chosen
 
 

@@ -137,7 +137,13 @@ def test_a_request_for_more_than_the_pool_is_refused_at_once(pair: Pair) -> None
         pair.peer.reserve("r-1", 17, timeout_s=GUARD_S)
 
 
-@pytest.mark.parametrize("num_blocks", [0, -1, 1 << 21, 1 << 62])
+def test_a_request_of_no_blocks_is_granted_none(pair: Pair) -> None:
+    assert pair.peer.reserve("r-1", 0).tolist() == []
+    pair.peer.commit("r-1")
+    assert pair.remote.call("num_free") == 16
+
+
+@pytest.mark.parametrize("num_blocks", [-1, 1 << 21, 1 << 62])
 def test_an_absurd_number_of_blocks_is_refused(pair: Pair, num_blocks: int) -> None:
     with pytest.raises(KvxferError, match=r"num_blocks"):
         pair.peer.reserve("r-1", num_blocks, timeout_s=GUARD_S)

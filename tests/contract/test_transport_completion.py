@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cache_content import shape
 from peer_process import DEADLINE_S
-from transport_pairs import LOOPBACK, SHM_SHARED, LinkPair, Pair
+from transport_pairs import LOOPBACK, ON_ONE_HOST, SHM_SHARED, LinkPair, Pair
 
 from kvxfer.transport import Tuning
 
@@ -63,6 +63,7 @@ def plant(pair: Pair, monkeypatch: pytest.MonkeyPatch, before: Callable[[], None
     monkeypatch.setattr(link, "_copy", spoiled)
 
 
+@pytest.mark.parametrize("kind", ON_ONE_HOST, indirect=True, ids=str)
 def test_the_race_fails_on_a_signal_ahead_of_its_data(
     link_pair: LinkPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

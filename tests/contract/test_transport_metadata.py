@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from cache_content import shape
 from mutations import mutate
-from transport_pairs import LOOPBACK, SHM_PRIVATE, SHM_SHARED, LinkPair, Pair
+from transport_pairs import LOOPBACK, ON_ONE_HOST, SHM_PRIVATE, SHM_SHARED, LinkPair, Pair
 
 from kvxfer.control import ControlClient, InitReply, InitRequest
 from kvxfer.errors import KvxferError, NotAvailable, PeerLost, ProtocolMismatch
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind
-from kvxfer.session.layouts import layout_spec
+from kvxfer.session.layouts import layout_spec, rank_spec
 from kvxfer.transport import Link, Op, Transport, create_transport
 
 NUM_MUTANTS = 2000
@@ -26,7 +26,8 @@ def fetch(pair: Pair) -> tuple[list[bytes], bytes]:
     """The far side's regions and board, as they travel."""
     request = InitRequest(
         incarnation=pair.local.endpoint.incarnation,
-        layout=layout_spec(pair.local.cache.layout),
+        layout=layout_spec(pair.local.cache.shard.model),
+        rank=rank_spec(pair.local.cache.shard.rank),
         transports=[pair.kind.transport],
     )
     with ControlClient(pair.remote_opened["addresses"]["init"], InitReply) as client:
@@ -43,12 +44,8 @@ def read_ends(link: Link) -> None:
     scratch = np.zeros(PROBE_BYTES, np.uint8)
     for address, num_bytes in zip(link.region_addresses, link.region_bytes, strict=True):
         for offset in {0, max(num_bytes - PROBE_BYTES, 0)}:
-            probe = CopyPlan(
-                np.array([address], np.uint64),
-                np.array([scratch.ctypes.data], np.uint64),
-                src_offsets=np.array([offset], np.uint64),
-                dst_offsets=np.zeros(1, np.uint64),
-                page_bytes=min(PROBE_BYTES, num_bytes),
+            probe = CopyPlan.contiguous(
+                int(address) + offset, scratch.ctypes.data, min(PROBE_BYTES, num_bytes)
             )
             link.post(probe, Op.GET)
 
@@ -126,6 +123,7 @@ def test_the_fuzz_fails_on_a_write(pair: Pair) -> None:
         pair.check_both()
 
 
+@pytest.mark.parametrize("kind", ON_ONE_HOST, indirect=True, ids=str)
 @pytest.mark.parametrize("count", [0, 2])
 def test_regions_of_another_number_do_not_become_planes(pair: Pair, count: int) -> None:
     regions, board = fetch(pair)
@@ -176,6 +174,7 @@ def test_a_region_of_another_process_than_the_board_is_refused(pair: Pair) -> No
         make_transport(pair).link(pair.local.cache, [other], board)
 
 
+@pytest.mark.parametrize("kind", ON_ONE_HOST, indirect=True, ids=str)
 def test_metadata_of_a_process_that_is_not_the_one_here_is_refused(pair: Pair) -> None:
     regions, board = fetch(pair)
     transport, cache = make_transport(pair), pair.local.cache

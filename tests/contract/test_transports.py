@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_content import GUARD_BYTES, check_content, shape
+from cache_content import GUARD_BYTES, shape
 from peer_host import PeerHost
 from peer_process import ChildProcess, InThisProcess, RemotePeer
 from transport_pairs import Kind, LinkPair, Pair
 
 from kvxfer import Endpoint
 from kvxfer.control import ControlClient, InitReply, InitRequest
-from kvxfer.errors import InvalidUsage, KvxferError, LayoutMismatch, NotAvailable
-from kvxfer.session.layouts import layout_spec
+from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable
+from kvxfer.session.layouts import layout_spec, rank_spec
 from kvxfer.transport import Tuning
 
 SHAPES = {
@@ -68,7 +68,7 @@ def test_get_reads_the_named_blocks_and_nothing_else(link_pair: LinkPair, name: 
 
 def test_the_path_is_read_back(pair: Pair) -> None:
     puts, gets = (pair.peer.put([0], [1]).actual_path, pair.peer.get([0], [1]).actual_path)
-    words = {"loopback": "one process", "shared": "shared segment"}
+    words = {"loopback": "one process", "shared": "shared segment", "ucx": "tcp/lo"}
     expected = words.get(pair.kind.transport) or words.get(pair.kind.memory)
     if expected is None:
         assert "process_vm_writev" in puts
@@ -76,7 +76,7 @@ def test_the_path_is_read_back(pair: Pair) -> None:
     else:
         assert expected in puts
         assert expected in gets
-        assert "memcpy" in puts
+        assert ("memcpy" in puts) != (pair.kind.transport == "ucx")
 
 
 def test_caches_of_unequal_length_and_grouping_join(link_pair: LinkPair) -> None:
@@ -113,7 +113,7 @@ BAD_IDS = {
     "negative": ([0], [-1], r"dst_block_ids\[0\] is -1.*use 0 \.\. 15"),
     "negative source": ([-16], [0], r"src_block_ids\[0\] is -16"),
     "a destination twice": ([0, 1, 2], [5, 6, 5], r"dst_block_ids\[0\].*\[2\] are both 5"),
-    "unequal numbers": ([0, 1], [5], r"has 2 entries and dst_block_ids 1"),
+    "unequal numbers": ([0, 1], [5], r"source's 2 blocks hold tokens 0 to 7, the .*'s 1 tokens 0"),
     "not whole": ([0.0], [5], r"src_block_ids\[0\] is 0.0 \(float\)"),
     "a bool": ([True], [5], r"src_block_ids\[0\] is True \(bool\)"),
 }
@@ -154,38 +154,6 @@ def test_options_of_a_gpu_are_refused_with_nothing_written(
     assert not pair.remote.call(
         "wait", incarnation=pair.local.endpoint.incarnation, sequence=1, timeout_s=0.0
     )
-
-
-DIFFERENT = {
-    "num_layers": 3,
-    "num_kv_heads": 4,
-    "head_dim": 16,
-    "dtype": "float16",
-    "block_size": 8,
-    "order": "hnd",
-    "kv": "packed",
-}
-
-
-@pytest.mark.parametrize("field", DIFFERENT)
-def test_layouts_that_differ_are_refused_by_field_and_both_values(
-    kind: Kind, remote: RemotePeer, field: str
-) -> None:
-    far = shape()
-    near = shape(**{field: DIFFERENT[field]})
-    args = {"memory": kind.memory, "transport": kind.transport}
-    addresses = remote.open(far, seed=2, **args)["addresses"]
-    local = PeerHost()
-    local.open(layout=near.fields, num_blocks=16, num_arrays=1, seed=1, **args)
-    try:
-        with pytest.raises(LayoutMismatch) as caught:
-            local.endpoint.connect(addresses)
-        for part in (field, repr(far.fields[field]), repr(DIFFERENT[field]), "same layout"):
-            assert part in str(caught.value)
-        check_content(far, remote.content(), far.content(2))
-    finally:
-        local.close()
-        remote.call("close")
 
 
 def test_another_transport_is_refused_by_both_names(kind: Kind, remote: RemotePeer) -> None:
@@ -258,9 +226,11 @@ def test_the_control_plane_moves_no_list_of_pages(pair: Pair) -> None:
         reply = client.call(
             InitRequest(
                 incarnation=endpoint.incarnation,
-                layout=layout_spec(pair.local.cache.layout),
+                layout=layout_spec(pair.local.cache.shard.model),
+                rank=rank_spec(pair.local.cache.shard.rank),
                 transports=[pair.kind.transport],
             )
         )
-    assert len(reply.planes) == pair.remote.shape.num_planes
+    own = pair.remote.shape.fields
+    assert len(reply.planes) == own["num_layers"] * 2
     assert sum(map(len, reply.regions)) + len(reply.board) < 1024

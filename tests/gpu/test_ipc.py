@@ -44,9 +44,9 @@ def test_the_two_sides_need_not_allocate_alike(child: DeviceChild, near: str, fa
 
 def test_the_check_sees_an_offset_that_was_lost(child: DeviceChild) -> None:
     with linked_devices(child, FOUR_ARRAYS) as pair:
-        wrong = pair.peer.view.plane_addresses
+        wrong = pair.peer.view.addresses
         wrong.setflags(write=True)
-        wrong[:] = wrong[0]  # every array at the first one's place
+        wrong[:] = wrong[0, 0]  # every array at the first one's place
         pair.put(ALL_BLOCKS, ALL_BLOCKS)
         with pytest.raises(AssertionError, match=r"array \d, plane 0, block"):
             pair.check()

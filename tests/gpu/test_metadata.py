@@ -12,7 +12,7 @@ from mutations import mutate
 from kvxfer.control import ControlClient, InitReply, InitRequest
 from kvxfer.errors import KvxferError, ProtocolMismatch
 from kvxfer.memory import MemoryKind
-from kvxfer.session.layouts import layout_spec
+from kvxfer.session.layouts import layout_spec, rank_spec
 from kvxfer.transport import Link, create_transport
 
 NUM_MUTANTS = 300
@@ -22,7 +22,8 @@ def fetch(pair: GpuPair) -> tuple[list[bytes], bytes]:
     """The far side's regions and board, as they travel."""
     request = InitRequest(
         incarnation=pair.local.endpoint.incarnation,
-        layout=layout_spec(pair.local.cache.layout),
+        layout=layout_spec(pair.local.cache.shard.model),
+        rank=rank_spec(pair.local.cache.shard.rank),
         transports=["nvlink"],
     )
     with ControlClient(pair.opened["addresses"]["init"], InitReply) as client:

@@ -9,7 +9,7 @@ from gpu_pairs import RawCopier, RawMemory
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from kvxfer import KVLayout, KVView, _core, plan
+from kvxfer import KVLayout, KVShard, KVView, _core, plan
 from kvxfer.transport.host_copy import plan_tables
 
 POOL_BYTES = 4 << 20
@@ -77,7 +77,12 @@ def cases(draw: Any) -> Case:
 def view_of(memory: RawMemory, side: Side, layout: KVLayout) -> KVView:
     addresses = np.array([memory.address + plane for plane in side.planes], np.uint64)
     return KVView(
-        layout, side.num_blocks, plane_addresses=addresses, block_stride_bytes=side.stride_bytes
+        KVShard(layout),
+        side.num_blocks,
+        addresses=addresses[:, None],
+        block_stride_bytes=side.stride_bytes,
+        token_stride_bytes=layout.vector_bytes,
+        head_stride_bytes=layout.vector_bytes,
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from cuda_driver import free_bytes
-from gpu_pairs import RawCopier, RawMemory, copy_model, words
+from gpu_pairs import RawCopier, RawMemory, copy_model, page_tables, words
 
 from kvxfer import _core
 from kvxfer.errors import InvalidUsage
@@ -81,9 +81,20 @@ MIB = 1 << 20
 
 
 def pattern_of(buffer: _core.DeviceBuffer) -> _core.PatternTables:
-    """All of a buffer as pages of 1 MiB."""
+    """All of a buffer as pages of one vector of 1 MiB."""
     pages = np.arange(LONG_BYTES // MIB, dtype=np.uint64)
-    return _core.PatternTables(words(buffer.address), words(0), pages * np.uint64(MIB), pages, MIB)
+    return _core.PatternTables(
+        words(buffer.address),
+        words(0),
+        pages * np.uint64(MIB),
+        pages,
+        np.ones(pages.size, np.uint32),
+        MIB,
+        MIB,
+        1,
+        0,
+        MIB,
+    )
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, _core.CopyEngine.BULK], ids=lambda one: one.name)
@@ -95,9 +106,8 @@ def test_one_page_longer_than_4_gib(engine: _core.CopyEngine) -> None:
     src, dst = (_core.DeviceBuffer(0, LONG_BYTES) for _ in range(2))
     _core.pattern_fill_device(0, pattern_of(src), 1)
     _core.pattern_fill_device(0, pattern_of(dst), 2)
-    tables = _core.PlanTables(
-        words(src.address), words(dst.address), words(0), words(0), LONG_BYTES
-    )
+    segments = np.zeros((1, 4), np.uint32)
+    tables = page_tables(words(src.address), words(dst.address), segments, LONG_BYTES, (0, 0))
     RawCopier().run(tables, engine=engine)
     assert _core.pattern_check_device(0, pattern_of(dst), 1).num_wrong_words == 0
     assert _core.pattern_check_device(0, pattern_of(dst), 2).num_wrong_words == LONG_BYTES // 8
@@ -105,9 +115,9 @@ def test_one_page_longer_than_4_gib(engine: _core.CopyEngine) -> None:
 
 def test_a_plan_of_too_many_pieces_is_refused() -> None:
     memory = RawMemory(1 << 16, seed=1)
-    table = np.zeros(1 << 16, np.uint64)
+    segments = np.zeros((1 << 16, 4), np.uint32)
     planes = np.full(1 << 15, memory.address, np.uint64)
-    tables = _core.PlanTables(planes, planes, table, table, 16)
+    tables = page_tables(planes, planes, segments, 16, (0, 0))
     copier = RawCopier()
     for _ in range(70):  # more than may be in flight
         with pytest.raises(InvalidUsage, match=r"pieces passes 2\^31; split the transfer"):

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_pairs import RawCopier, RawMemory
+from gpu_pairs import RawCopier, RawMemory, page_tables, words
 
 from kvxfer import _core
 from kvxfer.errors import InvalidUsage
@@ -12,7 +12,7 @@ from kvxfer.errors import InvalidUsage
 PAGE_BYTES = 256
 NUM_PAGES = 1 << 15
 MAX_IN_FLIGHT = 64
-# Up to 336 words ride in the kernel's parameters; more are uploaded.
+# Small tables ride in the kernel's parameters; others are uploaded.
 SMALL, LARGE = 16, 1000
 
 
@@ -21,22 +21,20 @@ class Tables:
 
     def __init__(self, src: RawMemory, dst: RawMemory, num_blocks: int) -> None:
         self._src, self._dst = src, dst
-        self._src_offsets = np.zeros(num_blocks, np.uint64)
-        self._dst_offsets = np.zeros(num_blocks, np.uint64)
-        self._tables = _core.PlanTables(
-            np.array([src.address], np.uint64),
-            np.array([dst.address], np.uint64),
-            self._src_offsets,
-            self._dst_offsets,
+        self._segments = np.zeros((num_blocks, 4), np.uint32)
+        self._tables = page_tables(
+            words(src.address),
+            words(dst.address),
+            self._segments,
             PAGE_BYTES,
+            (PAGE_BYTES, PAGE_BYTES),
         )
 
     def post(self, copier: RawCopier, src_pages: Any, dst_pages: Any, **options: Any) -> None:
         """Post pages, then spoil the arrays: what was posted must not look at them again."""
-        self._src_offsets[:] = src_pages * PAGE_BYTES
-        self._dst_offsets[:] = dst_pages * PAGE_BYTES
+        self._segments[:, 0], self._segments[:, 1] = src_pages, dst_pages
         copier.post(self._tables, **options)
-        self._src_offsets[:] = self._dst_offsets[:] = 0
+        self._segments[:] = 0
         from_, to = (one.model.reshape(-1, PAGE_BYTES) for one in (self._src, self._dst))
         to[dst_pages] = from_[src_pages]
 
@@ -130,10 +128,10 @@ def test_tables_that_grow_while_others_are_in_flight(src: RawMemory, dst: RawMem
 
 
 def test_small_and_large_tables_in_turn(src: RawMemory, dst: RawMemory) -> None:
-    # 167 blocks of one plane are the last that ride along, 168 the first that do not.
+    # Somewhere among these are the last that ride along and the first that do not.
     random = np.random.default_rng(6)
     copier = RawCopier()
-    for size in (166, 167, 168, 169) * 8:
+    for size in [*range(150, 190), *range(190, 150, -1)]:
         Tables(src, dst, size).post(copier, draw(random, size), draw(random, size))
     copier.wait()
     dst.check()

@@ -1,11 +1,13 @@
 """Memory cut into planes of pages with room between them, and a copy of it in plain Python."""
 
+import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from copy_boxes import CopyBox, core_tables
 from numpy.typing import NDArray
 
 from kvxfer import _core
@@ -73,8 +75,25 @@ def copied(src: Arena, dst: Arena) -> Any:
 
 
 def plan_tables(src: Arena, dst: Arena) -> _core.PlanTables:
-    """The core's tables of that copy."""
-    return _core.PlanTables(src.planes, dst.planes, src.offsets, dst.offsets, src.page_bytes)
+    """The core's tables of that copy: one box, a page a segment, one run a page."""
+    src_stride, dst_stride = _stride(src), _stride(dst)
+    segments = np.zeros((len(src.block_offsets), 4), np.uint32)
+    segments[:, 0] = src.offsets // np.uint64(src_stride)
+    segments[:, 1] = dst.offsets // np.uint64(dst_stride)
+    box = CopyBox(
+        first_plane=0,
+        num_planes=len(src.plane_offsets),
+        first_segment=0,
+        num_segments=len(segments),
+        src_block_stride=src_stride,
+        dst_block_stride=dst_stride,
+        run_bytes=src.page_bytes,
+    )
+    return core_tables(src.planes, dst.planes, segments, [box])
+
+
+def _stride(arena: Arena) -> int:
+    return math.gcd(*arena.block_offsets) or 1
 
 
 def sparse_memory(num_bytes: int) -> Any:

@@ -218,19 +218,24 @@ class DeviceHost(PeerHost):
 
     def _pattern(self, ids: Any) -> _core.PatternTables:
         view = self.cache.view
-        planes = np.arange(view.plane_addresses.size, dtype=np.uint64)
+        layout, addresses = view.layout, view.addresses.reshape(-1)
         return _core.PatternTables(
-            view.plane_addresses,
-            planes * np.uint64(view.num_blocks),
+            addresses,
+            np.arange(addresses.size, dtype=np.uint64) << np.uint64(48),
             ids.astype(np.uint64) * np.uint64(view.block_stride_bytes),
-            ids.astype(np.uint64),
-            view.layout.page_bytes,
+            ids.astype(np.uint64) * np.uint64(layout.block_size),
+            np.full(ids.size, layout.block_size, np.uint32),
+            view.token_stride_bytes,
+            view.head_stride_bytes,
+            layout.num_kv_heads,
+            0,
+            layout.vector_bytes,
         )
 
     def digests(self, block_ids: list[int]) -> list[str]:
         """Of each block in plane 0, a digest of its bytes."""
         view = self.cache.view
-        first = int(view.plane_addresses[0])
+        first = int(view.addresses[0, 0])
         page_bytes = view.layout.page_bytes
         pages = [
             cuda_driver.read(self.device, first + b * page_bytes, page_bytes) for b in block_ids

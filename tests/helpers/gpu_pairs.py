@@ -1,5 +1,6 @@
 """Linked caches on GPUs, and a native copier by itself."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import cuda_driver
 import numpy as np
 from cache_content import CacheShape, shape
+from copy_boxes import CopyBox, core_tables
 from device_host import DeviceHost
 from peer_process import DEADLINE_S, ChildProcess, RemotePeer
 
@@ -175,6 +177,22 @@ def words(*values: int) -> Any:
     return np.array(values, dtype=np.uint64)
 
 
+def page_tables(
+    src_planes: Any, dst_planes: Any, segments: Any, page_bytes: int, strides: tuple[int, int]
+) -> _core.PlanTables:
+    """Contiguous pages: segments are uint32 ``[n, 4]`` of blocks ``strides`` bytes apart."""
+    box = CopyBox(
+        first_plane=0,
+        num_planes=len(src_planes),
+        first_segment=0,
+        num_segments=len(segments),
+        src_block_stride=strides[0],
+        dst_block_stride=strides[1],
+        run_bytes=page_bytes,
+    )
+    return core_tables(src_planes, dst_planes, segments, [box])
+
+
 def copy_model(
     src: RawMemory,
     dst: RawMemory,
@@ -190,10 +208,15 @@ def copy_model(
         for src_block, dst_block in blocks:
             begin, end = src_plane + src_block, dst_plane + dst_block
             dst.model[end : end + page_bytes] = src.model[begin : begin + page_bytes]
-    return _core.PlanTables(
+    # The longest stride that reaches all pages: what it divides by says how pages are aligned.
+    src_stride, dst_stride = (math.gcd(*offsets) or 1 for offsets in zip(*blocks, strict=True))
+    segments = np.array(
+        [(begin // src_stride, end // dst_stride, 0, 0) for begin, end in blocks], np.uint32
+    )
+    return page_tables(
         words(*(src.address + plane for plane, _ in planes)),
         words(*(dst.address + plane for _, plane in planes)),
-        words(*(block for block, _ in blocks)),
-        words(*(block for _, block in blocks)),
+        segments,
         page_bytes,
+        (src_stride, dst_stride),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer.layout import CopyPlan
+from kvxfer.layout import CopyBox, CopyPlan
 from kvxfer.sweep.rig import Rig
 from kvxfer.transport import Op, Transfer, Tuning
 from kvxfer.transport.base import FinishedTransfer
@@ -17,6 +17,16 @@ from kvxfer.transport.base import FinishedTransfer
 def is_wake(rig: Rig, plan: CopyPlan) -> bool:
     planes = (plan.src_planes[0], plan.dst_planes[0])
     return planes == (rig.wake_plan.src_planes[0], rig.wake_plan.dst_planes[0])
+
+
+def is_request(plan: CopyPlan) -> bool:
+    """Whether it copies blocks, not one range of bytes."""
+    return any(box.src_block_stride for box in plan.boxes)
+
+
+def with_boxes(plan: CopyPlan, change: Callable[[CopyBox], CopyBox]) -> CopyPlan:
+    """The plan with every box changed."""
+    return replace(plan, boxes=tuple(change(box) for box in plan.boxes))
 
 
 class PlantedLink:
@@ -53,10 +63,9 @@ class CopiesNothing(PlantedLink):
 
 class SwapsTwoBlocks(PlantedLink):
     def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        offsets = plan.dst_offsets.copy()
-        if offsets.size > 1:
-            offsets[[0, -1]] = offsets[[-1, 0]]
-        return self.real.post(replace(plan, dst_offsets=offsets), op, tuning=tuning)
+        segments = plan.segments.copy()
+        segments[[0, -1], 1] = segments[[-1, 0], 1]
+        return self.real.post(replace(plan, segments=segments), op, tuning=tuning)
 
 
 class SwapsTwoPlanes(PlantedLink):
@@ -69,29 +78,25 @@ class SwapsTwoPlanes(PlantedLink):
 
 class LeavesOneBlockOut(PlantedLink):
     def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        if plan.src_offsets.size > 1:
-            plan = replace(
-                plan, src_offsets=plan.src_offsets[:-1], dst_offsets=plan.dst_offsets[:-1]
-            )
+        if len(plan.segments) > 1:
+            plan = with_boxes(plan, lambda box: box._replace(num_segments=box.num_segments - 1))
         return self.real.post(plan, op, tuning=tuning)
 
 
 class LeavesTheLastBytesOut(PlantedLink):
     def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        return self.real.post(replace(plan, page_bytes=plan.page_bytes - 8), op, tuning=tuning)
+        plan = with_boxes(plan, lambda box: box._replace(run_bytes=box.run_bytes - 8))
+        return self.real.post(plan, op, tuning=tuning)
 
 
 class WritesOneBlockTooMany(PlantedLink):
     def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
-        page = self.rig.spec.layout.page_bytes
-        if plan.page_bytes == page:
-            pool = np.arange(self.rig.spec.num_blocks, dtype=np.uint64) * np.uint64(page)
-            other = np.setdiff1d(pool, plan.dst_offsets)[:1]
-            plan = replace(
-                plan,
-                src_offsets=np.concatenate([plan.src_offsets, plan.src_offsets[:1]]),
-                dst_offsets=np.concatenate([plan.dst_offsets, other]),
-            )
+        if is_request(plan):
+            pool = np.arange(self.rig.spec.num_blocks, dtype=np.uint32)
+            extra = plan.segments[:1].copy()
+            extra[0, 1] = np.setdiff1d(pool, plan.segments[:, 1])[0]
+            plan = replace(plan, segments=np.concatenate([plan.segments, extra]))
+            plan = with_boxes(plan, lambda box: box._replace(num_segments=box.num_segments + 1))
         return self.real.post(plan, op, tuning=tuning)
 
 
@@ -139,7 +144,7 @@ class RecordingLink(PlantedLink):
         kind = "request"
         if is_wake(self.rig, plan):
             kind = "wake"
-        elif plan.page_bytes != self.rig.spec.layout.page_bytes:
+        elif not is_request(plan):
             kind = "limit"
         self.copies.append((kind, plan))
         self.events.append(kind)

@@ -12,6 +12,7 @@ from peer_process import RemotePeer
 
 from kvxfer import Peer
 from kvxfer.errors import NotAvailable
+from kvxfer.transport import available_transports
 
 LOCAL_SEED = 1
 REMOTE_SEED = 2
@@ -32,7 +33,9 @@ class Kind:
 LOOPBACK = Kind("loopback", "private", False)
 SHM_SHARED = Kind("shm", "shared", True)
 SHM_PRIVATE = Kind("shm", "private", True)
-KINDS = [LOOPBACK, SHM_SHARED, SHM_PRIVATE]
+ON_ONE_HOST = [LOOPBACK, SHM_SHARED, SHM_PRIVATE]
+UCX = Kind("ucx", "private", True)
+KINDS = [*ON_ONE_HOST, UCX]
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ def linked(
     **connect_args: Any,
 ) -> Iterator[Pair]:
     """Open a cache on both sides and connect this one to the far one."""
+    require_available(kind)
     remote_shape = remote_shape or shape()
     args = {"memory": kind.memory, "transport": kind.transport}
     opened = remote.open(remote_shape, seed=REMOTE_SEED, **args)
@@ -85,10 +89,24 @@ def linked(
         remote.release()
 
 
-def _connect(kind: Kind, local: PeerHost, addresses: dict[str, str], **args: Any) -> Peer:
+@contextmanager
+def skip_without_attach(kind: Kind) -> Iterator[None]:
+    """Skip where connecting fails because this host does not allow what private memory needs."""
     try:
-        return local.endpoint.connect(addresses, **args)
+        yield
     except NotAvailable as error:
         if kind.memory == "private" and "denies access" in str(error):
             pytest.skip(f"this host allows no cross-memory attach: {error}")
         raise
+
+
+def require_available(kind: Kind) -> None:
+    """Skip where the transport is not here, with its own reason."""
+    found = available_transports()[kind.transport]
+    if not found.available:
+        pytest.skip(f"{kind.transport}: {found.reason}")
+
+
+def _connect(kind: Kind, local: PeerHost, addresses: dict[str, str], **args: Any) -> Peer:
+    with skip_without_attach(kind):
+        return local.endpoint.connect(addresses, **args)

@@ -153,7 +153,7 @@ USAGE = [
     (["--block-size", "x"], "--block-size: 'x' is not a whole number above zero"),
     (["--block-size", "99999999999"], "block_size is 99999999999; use an integer of 1 .. "),
     (["--page-bytes", "4x"], "'4x' is not a size"),
-    (["--page-bytes", "17"], "a page of 17 bytes; use a multiple of 16"),
+    (["--page-bytes", "17"], "a page of 17 bytes; use a multiple of 32"),
     (["--page-bytes", ","], "--page-bytes: ',' names nothing"),
     (["--page-bytes", "4k", "--total-bytes", "0"], "'0' is 0 bytes"),
     (["--page-bytes", "4k", "--total-bytes", "9" * 400], "is not a size"),

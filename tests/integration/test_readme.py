@@ -1,6 +1,7 @@
 """What the README shows, run."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,13 +22,13 @@ def commands(name: str) -> list[str]:
     return blocks("bash", marked)[0].splitlines()
 
 
-def test_the_program_runs(tmp_path: Path) -> None:
-    (program,) = blocks("python", README.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("program", blocks("python", README.read_text(encoding="utf-8")))
+def test_a_program_runs(program: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, timeout=TIMEOUT_S)
 
 
 def test_a_program_that_fails_is_seen(tmp_path: Path) -> None:
-    (program,) = blocks("python", README.read_text(encoding="utf-8"))
+    program = blocks("python", README.read_text(encoding="utf-8"))[0]
     broken = program.replace("prefill.incarnation, 1,", "prefill.incarnation, 2,")
     with pytest.raises(subprocess.CalledProcessError):
         subprocess.run(
@@ -39,9 +40,11 @@ def test_a_program_that_fails_is_seen(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("line", [*commands("sweep"), *commands("model")])
+@pytest.mark.parametrize(
+    "line", [*commands("sweep"), *commands("ranks"), *commands("model"), *commands("plan")]
+)
 def test_a_command_runs(line: str, tmp_path: Path) -> None:
-    words = line.split()
+    words = shlex.split(line, comments=True)
     assert words[0] == ".venv/bin/kvxfer"
     program = [sys.executable, "-m", "kvxfer.cli.main", *words[1:]]
     subprocess.run(program, check=True, cwd=tmp_path, timeout=TIMEOUT_S, stdout=subprocess.PIPE)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from gpu_needs import array_library
-from sweep_runs import rows_of, sweep
+from sweep_runs import rank_rows, rows_of, sweep, sweep_ranks
 
 
 @pytest.mark.parametrize("devices", ["0,1", "1,0"])
@@ -38,3 +38,30 @@ def test_a_gpu_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
     result = sweep(tmp_path, "--devices", "0,99")
     assert result.returncode == 2
     assert "device 99; this process sees 0 to" in result.stderr
+
+
+@pytest.mark.parametrize("op", ["put", "get"])
+def test_ranks_of_two_sides_meet_over_nvlink(tmp_path: Path, op: str) -> None:
+    result = sweep_ranks(tmp_path, "--op", op, "--tp", "2:1,1:2,4:2", "--devices", "0:1")
+    rows = rank_rows(tmp_path, result)
+    assert [(row["src_tp"], row["dst_tp"]) for row in rows] == [(2, 1), (1, 2), (4, 2)]
+    for row in rows:
+        assert row["actual_path"].startswith("nvlink, ")
+
+
+def test_layouts_over_nvlink(tmp_path: Path) -> None:
+    result = sweep_ranks(
+        tmp_path,
+        "--devices",
+        "0:1",
+        "--tp",
+        "1:2",
+        "--layouts",
+        "order=nhd",
+        "order=hnd",
+        "lmcache",
+    )
+    rows = rank_rows(tmp_path, result)
+    assert len(rows) == 3 * 3
+    for row in rows:
+        assert row["actual_path"].startswith("nvlink, ")

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import zmq
+from leaks import private_growth
+from zmtp import GREETING, READY, is_cut, raw_dealer
 
 from kvxfer.control import CommitRequest, ControlClient, ControlServer, Done, encode
 from kvxfer.control import _sockets as sockets
-from kvxfer.control.messages import MAX_MESSAGE_BYTES
+from kvxfer.control.framing import MAX_MESSAGE_BYTES
 
 GUARD_S = 20.0  # far above what is waited for; it only keeps a failure from hanging
 
@@ -145,24 +147,11 @@ def test_bad_bodies_are_answered_with_protocol_mismatch(
 
 
 def test_another_version_learns_ours(target: Target, dealer: "zmq.Socket[bytes]") -> None:
-    dealer.send_multipart([b"id", b"KVXF\x00\x02", b"\xc1"])
+    dealer.send_multipart([b"id", b"KVXF\x00\x01", b"\xc1"])
     _, head, reply = dealer.recv_multipart()
-    assert head == b"KVXF\x00\x01"
-    assert b"version 2, this side 1" in reply
+    assert head == b"KVXF\x00\x03"
+    assert b"version 1, this side 3" in reply
     target.check_serves()
-
-
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-HANDSHAKE = GREETING + bytes([4, len(READY)]) + READY
-
-
-def is_cut(raw: socket.socket) -> bool:
-    """Whether the other side ends the connection; TimeoutError where it does not."""
-    with suppress(ConnectionError):
-        while raw.recv(4096):
-            pass
-    return True
 
 
 @pytest.mark.parametrize(
@@ -172,11 +161,9 @@ def is_cut(raw: socket.socket) -> bool:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
         bytes(range(256)) * 64,
         GREETING[:20],
-        HANDSHAKE + b"\x00\x10half",
-        HANDSHAKE + b"\x01\x02id" + b"\x01\x06KVXF\x00\x01",
-        HANDSHAKE + b"\x02" + struct.pack(">Q", 1 << 10) + b"half",
+        GREETING + READY + b"\x01\x02id",
     ],
-    ids=["http", "tls", "bytes", "half-greeting", "half-frame", "no-last-part", "half-long-frame"],
+    ids=["http", "tls", "bytes", "half-greeting", "frames-too-early"],
 )
 def test_raw_bytes_and_a_connection_that_ends(target: Target, data: bytes) -> None:
     with (
@@ -186,6 +173,23 @@ def test_raw_bytes_and_a_connection_that_ends(target: Target, data: bytes) -> No
         raw.sendall(data)
         target.check_serves()
     target.check_serves()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x10half",
+        b"\x01\x02id" + b"\x01\x06KVXF\x00\x03",
+        b"\x02" + struct.pack(">Q", 1 << 10) + b"half",
+    ],
+    ids=["half-frame", "no-last-part", "half-long-frame"],
+)
+def test_a_connection_that_ends_within_a_message(target: Target, data: bytes) -> None:
+    with raw_dealer(target.port, timeout_s=GUARD_S) as raw:
+        raw.sendall(data)
+        target.check_serves()
+    target.check_serves()
+    assert target.server.dropped == {"alloc": 0}
 
 
 def test_a_mute_connection_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +206,17 @@ def test_a_mute_connection_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("num_bytes", [MAX_MESSAGE_BYTES + 1, 1 << 30, 1 << 62, (1 << 64) - 1])
 def test_a_frame_above_the_limit_is_cut_at_its_length(target: Target, num_bytes: int) -> None:
-    with socket.create_connection(("127.0.0.1", target.port), GUARD_S) as raw:
-        raw.sendall(HANDSHAKE + b"\x02" + struct.pack(">Q", num_bytes) + b"x")
+    with raw_dealer(target.port, timeout_s=GUARD_S) as raw, private_growth() as growth:
+        raw.sendall(b"\x02" + struct.pack(">Q", num_bytes) + b"x")
         assert is_cut(raw)
+        target.check_serves()
+    assert growth.peak_bytes < 32 << 20
+
+
+def test_a_frame_at_the_limit_is_not_cut(target: Target) -> None:
+    with raw_dealer(target.port, timeout_s=GUARD_S) as raw:
+        raw.sendall(b"\x02" + struct.pack(">Q", MAX_MESSAGE_BYTES) + bytes(MAX_MESSAGE_BYTES))
+        target.wait_for_dropped(1)
     target.check_serves()
 
 

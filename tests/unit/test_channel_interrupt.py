@@ -35,15 +35,13 @@ class Interrupted:
             self._when = ""
             raise KeyboardInterrupt
 
-    def send_multipart(self, parts: list[bytes], flags: int) -> None:
+    def send(self, part: bytes, flags: int) -> None:
         self._interrupt("before sending")
-        self._socket.send(parts[0], flags | zmq.SNDMORE)
-        self._interrupt("between two parts sent")
-        self._socket.send_multipart(parts[1:], flags)
-        self._interrupt("after sending")
+        self._socket.send(part, flags)
+        self._interrupt("between two parts sent" if flags & zmq.SNDMORE else "after sending")
 
-    def recv(self, flags: int) -> bytes:
-        part: bytes = self._socket.recv(flags)
+    def recv(self, flags: int, copy: bool) -> zmq.Frame:
+        part: zmq.Frame = self._socket.recv(flags, copy=copy)
         self._interrupt("between two parts received")
         return part
 

@@ -11,50 +11,17 @@ import threading
 import numpy as np
 import pytest
 from arena import Arena, copied, make_arena, plan_tables, sparse_memory
+from copy_boxes import CopyBox, core_tables
+from host_copies import ENGINES, POSSIBLE, copy, needs_attach, pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvxfer import _core
-from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, TransferFailed
+from kvxfer.errors import InvalidUsage, PeerLost, TransferFailed
 
 GIB = 1 << 30
 KIB = 1 << 10
 SIZES = [1, 7, 63, 64, 65, 4096, 300 * KIB]
-
-
-@functools.lru_cache
-def pool(num_threads: int) -> _core.WorkerPool:
-    return _core.WorkerPool(num_threads)
-
-
-def copy(tables: _core.PlanTables, engine: str, num_threads: int) -> None:
-    """``read`` and ``write`` are cross-memory attach to this same process."""
-    team = pool(num_threads)
-    if engine in ("read", "write"):
-        _core.paged_copy_process_vm(team, tables, os.getpid(), engine == "write")
-    else:
-        _core.paged_copy_host(team, tables, engine == "streaming")
-
-
-def why_no_attach() -> str:
-    """Why this host lets no process reach another's memory; empty where it does."""
-    arena = make_arena(1, 1, 8, seed=0)
-    try:
-        copy(plan_tables(arena, make_arena(1, 1, 8, seed=1)), "read", 1)
-    except NotAvailable as error:
-        return str(error)
-    return ""
-
-
-NO_ATTACH = why_no_attach()
-POSSIBLE = ["memcpy", "streaming"] + ([] if NO_ATTACH else ["read", "write"])
-needs_attach = pytest.mark.skipif(bool(NO_ATTACH), reason=NO_ATTACH or "possible here")
-ENGINES = [
-    "memcpy",
-    "streaming",
-    pytest.param("read", marks=needs_attach),
-    pytest.param("write", marks=needs_attach),
-]
 
 
 def check(src: Arena, dst: Arena, engine: str, num_threads: int) -> None:
@@ -276,26 +243,26 @@ def forbidden_page() -> int:
 @needs_attach
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("engine", ["read", "write"])
-@pytest.mark.parametrize("bad_block", [0, 3, 6])
+@pytest.mark.parametrize("bad_plane", [0, 3, 6])
 def test_a_failure_of_any_member_is_raised_and_the_team_lives(
-    engine: str, num_threads: int, bad_block: int
+    engine: str, num_threads: int, bad_plane: int
 ) -> None:
-    near, far = make_arena(1, 7, 64, seed=1), make_arena(1, 7, 64, seed=2)
+    # One page a plane, so that a plane's address can lead to a page that no access may touch.
+    near, far = make_arena(7, 1, 64, seed=1), make_arena(7, 1, 64, seed=2)
     src, dst = (far, near) if engine == "read" else (near, far)
     expected = copied(src, dst)
-    sides = {"read": src, "write": dst}
-    offsets = sides[engine].offsets
-    base = int(sides[engine].planes[0])
-    bad = offsets.copy()
-    bad[bad_block] = (forbidden_page() - base) % (1 << 64)
-    spoiled = {
-        "read": (src.planes, dst.planes, bad, dst.offsets),
-        "write": (src.planes, dst.planes, src.offsets, bad),
+    planes = {"read": src.planes, "write": dst.planes}
+    planes[engine][bad_plane] = forbidden_page()
+    src_planes, dst_planes = {
+        "read": (planes["read"], dst.planes),
+        "write": (src.planes, planes["write"]),
     }[engine]
+    box = CopyBox(0, 7, 0, 1, run_bytes=64)
+    spoiled = core_tables(src_planes, dst_planes, np.zeros((1, 4), np.uint32), [box])
     call = "process_vm_readv" if engine == "read" else "process_vm_writev"
     for _ in range(3):
         with pytest.raises(TransferFailed, match=rf"{call}.*moved \d+ of \d+ bytes.*Bad address"):
-            copy(_core.PlanTables(*spoiled, 64), engine, num_threads)
+            copy(spoiled, engine, num_threads)
     copy(plan_tables(src, dst), engine, num_threads)
     assert np.array_equal(dst.memory, expected)
 
@@ -312,28 +279,6 @@ def test_a_process_that_is_gone_is_lost(writes: bool) -> None:
     assert np.array_equal(arena.memory, before)
 
 
-def table(*values: int) -> np.ndarray:
-    return np.array(values, np.uint64)
-
-
-def test_tables_of_unequal_length_are_refused() -> None:
-    one, two = table(64), table(64, 128)
-    with pytest.raises(InvalidUsage, match="tables of planes have 1 and 2 entries"):
-        _core.PlanTables(one, two, one, one, 64)
-    with pytest.raises(InvalidUsage, match="tables of blocks have 2 and 1 entries"):
-        _core.PlanTables(one, one, two, one, 64)
-    with pytest.raises(InvalidUsage, match="give two rows of one length"):
-        _core.PlanTables(one.reshape(1, 1), one, one, one, 64)
-    with pytest.raises(InvalidUsage, match="page_bytes is 0"):
-        _core.PlanTables(one, one, one, one, 0)
-
-
-@pytest.mark.parametrize("wrong", [np.array([64], np.int64), np.array([64.0]), np.array(["64"])])
-def test_tables_of_another_dtype_are_refused(wrong: np.ndarray) -> None:
-    with pytest.raises(TypeError, match="incompatible constructor arguments"):
-        _core.PlanTables(wrong, table(64), table(0), table(0), 64)
-
-
 def test_tables_outlive_the_arrays_they_were_made_of() -> None:
     src, dst = make_arena(4, 50, 64, seed=1), make_arena(4, 50, 64, seed=2)
     expected = copied(src, dst)
@@ -345,21 +290,22 @@ def test_tables_outlive_the_arrays_they_were_made_of() -> None:
     assert np.array_equal(dst.memory, expected)
 
 
+@needs_attach
 def test_neighbours_on_one_side_alone_do_not_pass_the_kernels_limit() -> None:
     """3,000 pages in a row here, every other page over there: only one list of a call can merge."""
     page, count = 64, 3000
     source = np.random.default_rng(0).integers(0, 256, count * page, np.uint8)
     target = np.zeros(2 * count * page, np.uint8)
-    rows = np.arange(count, dtype=np.uint64) * np.uint64(page)
-    pool = _core.WorkerPool(1)
-    for remote_is_destination in (True, False):
+    segments = np.zeros((count, 4), np.uint32)
+    segments[:, :2] = np.arange(count)[:, None]
+    box = CopyBox(0, 1, 0, count, src_block_stride=page, dst_block_stride=2 * page, run_bytes=page)
+    tables = core_tables(
+        np.array([source.ctypes.data], np.uint64),
+        np.array([target.ctypes.data], np.uint64),
+        segments,
+        [box],
+    )
+    for engine in ("write", "read"):
         target[:] = 0
-        tables = _core.PlanTables(
-            np.array([source.ctypes.data], np.uint64),
-            np.array([target.ctypes.data], np.uint64),
-            rows,
-            rows * np.uint64(2),
-            page,
-        )
-        _core.paged_copy_process_vm(pool, tables, os.getpid(), remote_is_destination)
+        copy(tables, engine, 1)
         assert (target.reshape(count, 2, page)[:, 0].reshape(-1) == source).all()

@@ -6,41 +6,52 @@ from arena import Arena, make_arena, sparse_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from pattern_oracle import pattern, vector
 
 from kvxfer import _core
-from kvxfer.errors import InvalidUsage
 
 GIB = 1 << 30
 MASK = (1 << 64) - 1
 SEED = 20_260_101
 NO_PAGE = MASK
-PLANE_KEYS = [0, 1 << 32, 2 << 32]
-PAGE_BYTES = 256
+PLANE_KEYS = [0, 1 << 48, 2 << 48]
+# A page is 4 tokens of 2 heads each, in that order, of vectors of 32 bytes.
+TOKENS, HEADS, FIRST_HEAD = 4, 2, 3
+VECTOR_BYTES = 32
+PAGE_BYTES = TOKENS * HEADS * VECTOR_BYTES
 PAGE_WORDS = PAGE_BYTES // 8
 
-Words = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
 
 
-def pattern(seed: int, key: int, num_words: int) -> Words:
-    """One page: the finaliser of SplitMix64 over seed, key and the place of the word."""
-    place = np.arange(1, num_words + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    value = np.uint64((seed + key * 0xD1342543DE82EF95) & MASK) + place
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+def page(seed: int, plane_key: int, first_token: int, vector_bytes: int = VECTOR_BYTES) -> Bytes:
+    """The vectors of a page of an arena."""
+    vectors = [
+        vector(seed, plane_key, first_token + token, FIRST_HEAD + head, vector_bytes)
+        for token in range(TOKENS)
+        for head in range(HEADS)
+    ]
+    return np.concatenate(vectors)
 
 
 def tables(
-    arena: Arena, plane_keys: list[int] | None = None, block_keys: list[int] | None = None
+    arena: Arena, plane_keys: list[int] | None = None, token_keys: list[int] | None = None
 ) -> _core.PatternTables:
     plane_keys = PLANE_KEYS[: len(arena.plane_offsets)] if plane_keys is None else plane_keys
-    keys = list(range(len(arena.block_offsets))) if block_keys is None else block_keys
+    num_blocks = len(arena.block_offsets)
+    keys = [TOKENS * block for block in range(num_blocks)] if token_keys is None else token_keys
+    vector_bytes = arena.page_bytes // (TOKENS * HEADS)
     return _core.PatternTables(
         arena.planes,
         np.array(plane_keys, np.uint64),
         arena.offsets,
         np.array(keys, np.uint64),
-        arena.page_bytes,
+        np.full(num_blocks, TOKENS, np.uint32),
+        token_stride=HEADS * vector_bytes,
+        head_stride=vector_bytes,
+        num_heads=HEADS,
+        first_head=FIRST_HEAD,
+        vector_bytes=vector_bytes,
     )
 
 
@@ -63,27 +74,27 @@ def filled() -> Arena:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-@pytest.mark.parametrize("page_bytes", [8, 64, 72, 4096])
-def test_the_fill_is_the_pattern_and_nothing_else(page_bytes: int, num_threads: int) -> None:
+@pytest.mark.parametrize("vector_bytes", [2, 6, 8, 10, 64, 72, 78, 4096])
+def test_the_fill_is_the_pattern_and_nothing_else(vector_bytes: int, num_threads: int) -> None:
+    page_bytes = TOKENS * HEADS * vector_bytes
     arena = make_arena(3, 5, page_bytes, seed=1)
     expected = Arena(arena.memory.copy(), arena.plane_offsets, arena.block_offsets, page_bytes)
     for plane in range(3):
         for block in range(5):
-            words = pattern(SEED, PLANE_KEYS[plane] + block, page_bytes // 8)
-            expected.page(plane, block)[:] = words.view(np.uint8)
+            wanted = page(SEED, PLANE_KEYS[plane], TOKENS * block, vector_bytes)
+            expected.page(plane, block)[:] = wanted
     fill(arena, num_threads=num_threads)
     assert np.array_equal(arena.memory, expected.memory)
     assert find(arena, num_threads=num_threads) == (0, NO_PAGE)
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, MASK), plane_key=st.integers(0, MASK), block_key=st.integers(0, MASK))
-def test_any_seed_and_key_wrap_as_64_bits(seed: int, plane_key: int, block_key: int) -> None:
-    arena = make_arena(1, 1, 64, seed=1)
-    made = tables(arena, [plane_key], [block_key])
+@given(seed=st.integers(0, MASK), plane_key=st.integers(0, MASK), token_key=st.integers(0, MASK))
+def test_any_seed_and_key_wrap_as_64_bits(seed: int, plane_key: int, token_key: int) -> None:
+    arena = make_arena(1, 1, PAGE_BYTES, seed=1)
+    made = tables(arena, [plane_key], [token_key])
     _core.pattern_fill_host(_core.WorkerPool(1), made, seed)
-    words = pattern(seed, (plane_key + block_key) & MASK, 8)
-    assert np.array_equal(arena.page(0, 0), words.view(np.uint8))
+    assert np.array_equal(arena.page(0, 0), page(seed, plane_key, token_key))
 
 
 def test_no_word_stands_for_another() -> None:
@@ -168,23 +179,7 @@ def test_pages_past_4_gib_are_filled_and_checked_where_they_are() -> None:
     arena = Arena(sparse_memory(5 * GIB), [0], offsets, 4096)
     fill(arena)
     for block in range(len(offsets)):
-        words = pattern(SEED, block, 512)
-        assert np.array_equal(arena.page(0, block), words.view(np.uint8))
+        assert np.array_equal(arena.page(0, block), page(SEED, 0, TOKENS * block, 512))
     assert find(arena) == (0, NO_PAGE)
     arena.page(0, 3)[0] ^= 1
     assert find(arena) == (1, 3)
-
-
-@pytest.mark.parametrize("page_bytes", [0, 1, 4, 12, 4095])
-def test_pages_of_part_of_a_word_are_refused(page_bytes: int) -> None:
-    one = np.zeros(1, np.uint64)
-    with pytest.raises(InvalidUsage, match=f"page of {page_bytes} bytes; use a multiple of 8"):
-        _core.PatternTables(one, one, one, one, page_bytes)
-
-
-def test_tables_of_unequal_length_are_refused() -> None:
-    one, two = np.zeros(1, np.uint64), np.zeros(2, np.uint64)
-    with pytest.raises(InvalidUsage, match="tables of planes have 1 and 2 entries"):
-        _core.PatternTables(one, two, one, one, 64)
-    with pytest.raises(InvalidUsage, match="tables of blocks have 1 and 2 entries"):
-        _core.PatternTables(one, one, one, two, 64)

@@ -15,9 +15,8 @@ from kvxfer.transport.device_copy import DeviceLink
 EMPTY = CopyPlan(
     np.zeros(1, np.uint64),
     np.zeros(1, np.uint64),
-    src_offsets=np.zeros(0, np.uint64),
-    dst_offsets=np.zeros(0, np.uint64),
-    page_bytes=16,
+    segments=np.zeros((0, 4), np.uint32),
+    boxes=(),
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 from fake_arrays import CUDA, FakeTensor, aligned
 
 from kvxfer.errors import InvalidUsage, RegistrationError
-from kvxfer.layout import KVLayout
+from kvxfer.layout import KVLayout, KVShard, TPLayout
 from kvxfer.memory import KVCache, register, shared_empty
 
 NUM_BLOCKS = 6
@@ -24,35 +24,68 @@ def arrays(num_arrays: int, num_bytes: int) -> list[Any]:
     return [aligned(num_bytes) for _ in range(num_arrays)]
 
 
-@pytest.mark.parametrize(
-    ("kv", "num_planes", "groupings"),
-    [("split", 6, (1, 3, 6)), ("packed", 3, (1, 3)), ("mla", 3, (1, 3))],
-)
-def test_every_grouping_puts_the_planes_in_layer_order(
-    kv: str, num_planes: int, groupings: tuple[int, ...]
-) -> None:
-    page = 128 if kv == "packed" else 64
-    for num_arrays in groupings:
-        per_array = num_planes // num_arrays
-        made = [aligned(per_array * NUM_BLOCKS * page) for _ in range(num_arrays)]
-        with KVCache(layout(kv), made) as cache:
+# Axes of an array for all layers; the elements of a head come last.
+SHAPES = {
+    ("split", "nhd"): ("layer", "kv", "block", "token", "head"),
+    ("split", "hnd"): ("layer", "kv", "block", "head", "token"),
+    ("packed", "nhd"): ("layer", "block", "kv", "token", "head"),
+    ("packed", "hnd"): ("layer", "block", "kv", "head", "token"),
+    ("head_packed", "nhd"): ("layer", "block", "token", "head", "kv"),
+    ("head_packed", "hnd"): ("layer", "block", "head", "token", "kv"),
+    ("chunked", "nhd"): ("block", "kv", "layer", "token", "head"),
+    ("chunked", "hnd"): ("block", "kv", "layer", "head", "token"),
+    ("mla", "nhd"): ("layer", "kv", "block", "token", "head"),
+}
+GROUPINGS = {"split": (1, 3, 6), "chunked": (1,)}
+
+
+@pytest.mark.parametrize(("kv", "order"), SHAPES)
+def test_every_vector_lies_where_numpy_finds_it(kv: str, order: str) -> None:
+    heads = 1 if kv == "mla" else 2
+    sizes = {"layer": 3, "kv": 1 if kv == "mla" else 2, "block": NUM_BLOCKS, "token": 4}
+    sizes["head"] = heads
+    axes = SHAPES[kv, order]
+    model = KVLayout(3, heads, head_dim=8, dtype="float16", block_size=4, kv=kv, order=order)
+    # Numbered vectors, cut into arrays as an engine has them.
+    numbers = np.arange(np.prod(list(sizes.values()))).reshape([sizes[axis] for axis in axes])
+    wanted = numbers.transpose([axes.index(axis) for axis in sizes])
+    for num_arrays in GROUPINGS.get(kv, (1, 3)):
+        made = arrays(num_arrays, numbers.size // num_arrays * 16)
+        starts = np.array([array.ctypes.data for array in made])
+        with KVCache(model, made) as cache:
+            view = cache.view
             assert cache.num_blocks == NUM_BLOCKS
-            assert cache.view.block_stride_bytes == page
-            # Each plane as numpy finds it in the array that holds it.
-            expected = [
-                part.ctypes.data
-                for array in made
-                for part in array.reshape(per_array, NUM_BLOCKS, page)
-            ]
-            assert cache.view.plane_addresses.tolist() == expected
-            assert cache.planes == [
-                (index, plane * NUM_BLOCKS * page)
-                for index in range(num_arrays)
-                for plane in range(per_array)
-            ]
+            for index in np.ndindex(wanted.shape):
+                layer, vector, block, token, head = index
+                array, offset = divmod(int(wanted[index]), numbers.size // num_arrays)
+                assert int(starts[array]) + 16 * offset == (
+                    int(view.addresses[layer, vector])
+                    + block * view.block_stride_bytes
+                    + token * view.token_stride_bytes
+                    + head * view.head_stride_bytes
+                )
+                if block == token == head == 0:
+                    plane = layer * sizes["kv"] + vector
+                    assert cache.planes[plane] == (array, 16 * offset)
+            assert len(cache.planes) == 3 * sizes["kv"]
             assert [item.buffer.num_bytes for item in cache.registrations] == [
                 array.nbytes for array in made
             ]
+
+
+def test_the_arrays_hold_the_ranks_part_alone() -> None:
+    model = KVLayout(5, 4, head_dim=8, dtype="float16", block_size=4)
+    rank = TPLayout(3, 2, pp_size=2, pp_rank=1)
+    # 2 of 5 layers; heads 2 and 3 of 4, since the boundary cuts head 2.
+    made = [np.zeros((2, NUM_BLOCKS, 4, 2, 8), np.float16) for _ in range(2)]
+    with KVCache(model, made, rank=rank) as cache:
+        assert cache.shard == KVShard(model, rank)
+        assert (cache.shard.layers, cache.shard.heads) == (range(3, 5), range(2, 4))
+        assert cache.layout == cache.shard.layout
+        assert (cache.layout.num_layers, cache.layout.num_kv_heads) == (2, 2)
+        assert cache.num_blocks == NUM_BLOCKS
+    with pytest.raises(InvalidUsage, match="5 arrays for 2 layers of 4 planes; pass 1, 2, 4"):
+        KVCache(model, [aligned(1024) for _ in range(5)], rank=rank)
 
 
 @pytest.mark.parametrize("wrap", [lambda array: array, lambda array: [array], lambda a: (a,)])
@@ -66,7 +99,7 @@ def test_shaped_arrays_of_an_engine_are_planes() -> None:
     made = [np.zeros((2, NUM_BLOCKS, 4, 1, 8), np.float16) for _ in range(3)]
     with KVCache(layout(), made) as cache:
         for layer, array in enumerate(made):
-            key, value = cache.view.plane_addresses[2 * layer : 2 * layer + 2]
+            key, value = cache.view.addresses[layer]
             assert (key, value) == (array[0].ctypes.data, array[1].ctypes.data)
 
 
@@ -75,7 +108,8 @@ def test_one_layer_of_split_planes_is_one_array_or_two() -> None:
     for made in (arrays(1, 2 * NUM_BLOCKS * 64), arrays(2, NUM_BLOCKS * 64)):
         with KVCache(one_layer, made) as cache:
             assert (cache.num_blocks, len(cache.planes)) == (NUM_BLOCKS, 2)
-    with pytest.raises(InvalidUsage, match="3 arrays for 1 layers of 2 planes; pass 1, 2"):
+    message = r"3 arrays for 1 layers of 2 planes; pass 1, 2 \(whole model, one a plane\)"
+    with pytest.raises(InvalidUsage, match=message):
         KVCache(one_layer, arrays(3, NUM_BLOCKS * 64))
 
 
@@ -91,7 +125,7 @@ def test_a_cache_of_more_than_4_gib_is_not_cut() -> None:
     tensors = [FakeTensor(ADDRESS + (index << 36), (2 * num_blocks, 16384)) for index in range(4)]
     with KVCache(big, tensors) as cache:
         assert cache.num_blocks == num_blocks
-        last = int(cache.view.plane_addresses[7])
+        last = int(cache.view.addresses[3, 1])
         assert last == ADDRESS + (3 << 36) + num_blocks * 32768
 
 
@@ -103,6 +137,15 @@ def test_another_number_of_arrays_is_refused(num_arrays: int) -> None:
     )
     with pytest.raises(InvalidUsage, match=re.escape(message)):
         KVCache(layout(), arrays(num_arrays, 6 * NUM_BLOCKS * 64))
+
+
+@pytest.mark.parametrize(
+    ("kv", "passes"),
+    [("chunked", "pass 1 (whole model)"), ("head_packed", "pass 1, 3 (whole model, one a layer)")],
+)
+def test_an_array_a_plane_needs_planes(kv: str, passes: str) -> None:
+    with pytest.raises(InvalidUsage, match=re.escape(passes)):
+        KVCache(layout(kv), arrays(6, NUM_BLOCKS * 64))
 
 
 @pytest.mark.parametrize(("num_bytes", "num_arrays"), [(63, 6), (65, 6), (64 * 7, 3), (383, 1)])

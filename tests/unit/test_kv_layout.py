@@ -1,6 +1,7 @@
-"""KVLayout and TPLayout: sizes against hand-made figures, ranks against set algebra."""
+"""KVLayout, TPLayout and KVShard: sizes against hand-made figures, ranks against set algebra."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.layout import DTYPE_BYTES, KVKind, KVLayout, Order, TPLayout, canonical_dtype
+from kvxfer.layout import (
+    DTYPE_BYTES,
+    KVKind,
+    KVLayout,
+    KVShard,
+    Order,
+    TPLayout,
+    canonical_dtype,
+)
 
 GIB = 1 << 30
 SIZES = st.integers(min_value=1, max_value=64)
@@ -50,13 +59,44 @@ def test_mla_has_one_latent_a_token() -> None:
     assert layout.bytes_per_token == 70272
 
 
+@pytest.mark.parametrize(("kv", "planes"), [("head_packed", 32), ("chunked", 64)])
+def test_other_kinds_have_the_same_bytes(kv: str, planes: int) -> None:
+    split, other = llama_8b(), llama_8b(kv=kv)
+    assert other.num_planes == planes
+    assert other.page_bytes == split.num_planes * split.page_bytes // planes
+    for size in ("block_bytes", "bytes_per_token", "bytes_per_token_per_layer", "vector_bytes"):
+        assert getattr(other, size) == getattr(split, size)
+
+
+def test_vectors() -> None:
+    assert (llama_8b().num_vectors, llama_8b().vector_bytes) == (2, 256)
+    assert llama_8b(dtype="fp8").vector_bytes == 128
+    latent = KVLayout(61, 1, head_dim=576, kv="mla")
+    assert (latent.num_vectors, latent.vector_bytes) == (1, 1152)
+
+
+@pytest.mark.parametrize(
+    ("kv", "order", "axes"),
+    [
+        ("split", "nhd", "layer kv block token head"),
+        ("split", "hnd", "layer kv block head token"),
+        ("packed", "nhd", "layer block kv token head"),
+        ("head_packed", "hnd", "layer block head token kv"),
+        ("chunked", "nhd", "block kv layer token head"),
+        ("mla", "nhd", "layer kv block token head"),
+    ],
+)
+def test_axes(kv: str, order: str, axes: str) -> None:
+    assert KVLayout(2, 1, head_dim=8, kv=kv, order=order).axes == tuple(axes.split())
+
+
 @given(
     layers=SIZES,
     heads=SIZES,
     dim=SIZES,
     block=SIZES,
     dtype=st.sampled_from(sorted(DTYPE_BYTES)),
-    kv=st.sampled_from([KVKind.SPLIT, KVKind.PACKED]),
+    kv=st.sampled_from([kind for kind in KVKind if kind is not KVKind.MLA]),
 )
 def test_sizes_equal_those_of_a_numpy_array(
     layers: int, heads: int, dim: int, block: int, dtype: str, kv: KVKind
@@ -68,7 +108,7 @@ def test_sizes_equal_those_of_a_numpy_array(
     assert layout.block_bytes == one_block.nbytes
     assert layout.bytes_per_token == one_block[:, :, 0].nbytes
     assert layout.bytes_per_token_per_layer == one_block[0, :, 0].nbytes
-    page = one_block[0, 0] if kv is KVKind.SPLIT else one_block[0]
+    page = one_block[0, 0] if kv in (KVKind.SPLIT, KVKind.CHUNKED) else one_block[0]
     assert layout.page_bytes == page.nbytes
 
 
@@ -126,8 +166,15 @@ def test_numpy_integers_become_python_ones() -> None:
         ("dtype", None, "dtype is None"),
         ("order", "dnh", "order is 'dnh'; use one of 'nhd', 'hnd'"),
         ("order", None, "order is None"),
-        ("kv", "both", "kv is 'both'; use one of 'split', 'packed', 'mla'"),
+        (
+            "kv",
+            "both",
+            "kv is 'both'; use one of 'split', 'packed', 'head_packed', 'chunked', 'mla'",
+        ),
         ("kv", "mla", "num_kv_heads is 8; MLA has one latent"),
+        ("windows", (0, 1), "windows has 2 entries for 32 layers; give one a layer, or none"),
+        ("windows", (0,) * 31 + (-1,), r"windows\[31\] is -1"),
+        ("windows", (0,) * 31 + (1.5,), r"windows\[31\] is 1\.5 \(float\)"),
     ],
 )
 def test_wrong_fields_are_refused(field: str, value: object, message: str) -> None:
@@ -139,6 +186,11 @@ def test_a_block_that_64_bits_cannot_hold_is_refused() -> None:
     top = 1 << 24
     with pytest.raises(InvalidUsage, match=r"one block takes \d+ bytes, above the limit"):
         KVLayout(top, top, head_dim=top, block_size=top)
+
+
+def test_windows_of_all_tokens_are_no_windows() -> None:
+    assert llama_8b(windows=(0,) * 32) == llama_8b()
+    assert llama_8b(windows=[np.int64(4)] * 32).windows == (4,) * 32
 
 
 def test_layouts_are_values() -> None:
@@ -205,6 +257,55 @@ def test_rank_layout() -> None:
     assert TPLayout(8, 5).rank_layout(mla) == mla
 
 
+def test_a_rank_has_the_windows_of_its_layers() -> None:
+    layout = KVLayout(5, 2, head_dim=4, windows=(0, 1, 2, 3, 4))
+    assert TPLayout(pp_size=2, pp_rank=1).rank_layout(layout).windows == (3, 4)
+    assert TPLayout(pp_size=5).rank_layout(layout).windows == ()
+
+
+def test_layers_may_be_given() -> None:
+    rank = TPLayout(pp_size=2, pp_rank=1, layers=(30, 32))
+    assert rank.layers_of(32) == range(30, 32)
+    assert rank.rank_layout(llama_8b()).num_layers == 2
+    # More stages than layers matter only where they are spread evenly.
+    assert TPLayout(pp_size=9, pp_rank=8, layers=(1, 2)).layers_of(2) == range(1, 2)
+    with pytest.raises(InvalidUsage, match="layers end at 32 in a model of 31; use at most 31"):
+        rank.layers_of(31)
+
+
+@given(heads=SIZES, layers=SIZES, tp=SIZES, data=st.data())
+def test_a_shard_is_its_rank_of_its_model(
+    heads: int, layers: int, tp: int, data: st.DataObject
+) -> None:
+    pp = data.draw(st.integers(1, layers))
+    rank = TPLayout(
+        tp,
+        data.draw(st.integers(0, tp - 1)),
+        pp_size=pp,
+        pp_rank=data.draw(st.integers(0, pp - 1)),
+    )
+    model = KVLayout(layers, heads, head_dim=4)
+    shard = KVShard(model, rank)
+    assert (shard.heads, shard.layers) == (rank.heads_of(heads), rank.layers_of(layers))
+    assert shard.layout == rank.rank_layout(model)
+    assert (shard.layout.num_kv_heads, shard.layout.num_layers) == (
+        len(shard.heads),
+        len(shard.layers),
+    )
+
+
+def test_a_shard_is_by_default_all_of_its_model() -> None:
+    shard = KVShard(llama_8b())
+    assert (shard.layout, shard.heads, shard.layers) == (llama_8b(), range(8), range(32))
+    assert shard == KVShard(llama_8b(), TPLayout())
+    assert shard != KVShard(llama_8b(), TPLayout(2))
+
+
+def test_every_shard_of_a_latent_model_holds_the_latent() -> None:
+    model = KVLayout(61, 1, head_dim=576, kv="mla")
+    assert all(KVShard(model, TPLayout(8, rank)).heads == range(1) for rank in range(8))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -213,8 +314,14 @@ def test_rank_layout() -> None:
         ({"tp_rank": -1}, "tp_rank is -1"),
         ({"pp_size": 2, "pp_rank": 2}, "pp_rank is 2"),
         ({"pp_size": 1.0}, r"pp_size is 1\.0"),
+        ({"layers": (3, 3)}, r"layers\[0\] is 3; use an integer of 0 \.\. 2"),
+        ({"layers": (-1, 3)}, r"layers\[0\] is -1"),
+        ({"layers": (0, 0)}, r"layers\[1\] is 0"),
+        ({"layers": (0, 1.5)}, r"layers\[1\] is 1\.5"),
+        ({"layers": (0, 1, 2)}, r"layers is \(0, 1, 2\); use \(first, end\)"),
+        ({"layers": 5}, r"layers is 5; use \(first, end\)"),
     ],
 )
-def test_wrong_ranks_are_refused(arguments: dict[str, int], message: str) -> None:
+def test_wrong_ranks_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidUsage, match=message):
         TPLayout(**arguments)

@@ -94,6 +94,39 @@ def test_without_windows_the_bytes_are_those_of_the_request() -> None:
     assert model.windowed_request_bytes(model.kv_layout(), 8192) == GIB
 
 
+def test_gpt_oss_slides_in_every_other_layer_from_the_first() -> None:
+    model = CATALOGUE["gpt-oss-120b"]
+    assert model.kv_layout(windowed=True).windows == (128, 0) * 18
+    assert model.kv_layout().windows == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"sliding_window": 512, "sliding_window_pattern": 4}, {0, 1, 2, 4, 5, 6}),
+        ({"sliding_window": 512, "model_type": "gemma2"}, {0, 2, 4, 6}),
+        ({"sliding_window": 512, "model_type": "gemma3_text"}, {0, 1, 2, 3, 4, 6, 7}),
+        (
+            {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 6},
+            {6, 7},
+        ),
+        (
+            {
+                "sliding_window": 512,
+                "layer_types": ["full_attention", "sliding_attention"] * 4,
+            },
+            {1, 3, 5, 7},
+        ),
+    ],
+)
+def test_which_layers_of_eight_slide(
+    tmp_path: Path, changes: dict[str, object], expected: set[int]
+) -> None:
+    model = load(tmp_path, num_hidden_layers=8, **changes)
+    layout = model.kv_layout(windowed=True)
+    assert layout.windows == tuple(512 if layer in expected else 0 for layer in range(8))
+
+
 @pytest.mark.parametrize(
     ("changes", "window", "sliding"),
     [
@@ -279,10 +312,9 @@ def test_unknown_models_get_near_names_and_the_catalogue(name: str, tmp_path: Pa
         ({"kind": "mha"}, "kind is 'mha'"),
         ({"kind": "mla"}, "num_kv_heads is 8; MLA"),
         ({"num_layers": 0}, "num_layers is 0"),
-        ({"sliding_layers": 3}, r"sliding_layers is 3; use an integer of 0 \.\. 0"),
-        ({"sliding_window": 128}, r"sliding_layers is 0; use an integer of 1 \.\. 32"),
-        ({"sliding_window": 128, "sliding_layers": 33}, "sliding_layers is 33"),
-        ({"sliding_window": 0, "sliding_layers": 3}, "sliding_window is 0"),
+        ({"windows": (128,) * 31}, "windows has 31 entries for 32 layers; give one a layer"),
+        ({"windows": (0,) * 31 + (-1,)}, r"windows\[31\] is -1; use an integer of 0"),
+        ({"windows": (1.5,) * 32}, r"windows\[0\] is 1\.5 \(float\)"),
     ],
 )
 def test_wrong_shapes_are_refused(changes: dict[str, object], message: str) -> None:

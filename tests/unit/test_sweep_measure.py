@@ -19,6 +19,7 @@ from planted_links import (
     SwapsTwoBlocks,
     SwapsTwoPlanes,
     WritesOneBlockTooMany,
+    is_request,
 )
 
 from kvxfer.errors import KvxferError, NotAvailable, VerificationError
@@ -27,9 +28,10 @@ from kvxfer.sweep import SweepOptions, SweepRun, expand_cases
 from kvxfer.sweep import rig as rig_module
 from kvxfer.sweep.agent import Agent
 from kvxfer.sweep.cases import SweepCase
-from kvxfer.sweep.measure import Measurement, _Samples, default_iters, require_possible
+from kvxfer.sweep.measure import Measurement
 from kvxfer.sweep.result import ComputeEffect, SweepResult
 from kvxfer.sweep.rig import Rig, RigSpec
+from kvxfer.sweep.samples import Samples, default_iters, require_possible
 from kvxfer.transport import Op, Transfer, Tuning
 
 ITERS = 3
@@ -133,17 +135,18 @@ def test_a_fault_of_any_round_is_found(rig: Rig, fault: type[PlantedLink], start
 
 
 @only_put
-@pytest.mark.parametrize("start", [LIMIT_PROOF, LAST_ROUND])
-def test_stale_data_is_found(rig: Rig, start: int) -> None:
-    # The proof of the limit sends what the request's did: only a round has another before it.
-    with pytest.raises(VerificationError, match=r"the request: .* words are wrong"):
+@pytest.mark.parametrize(
+    ("start", "what"), [(LIMIT_PROOF, "the contiguous copy"), (LAST_ROUND, "the request")]
+)
+def test_stale_data_is_found(rig: Rig, start: int, what: str) -> None:
+    with pytest.raises(VerificationError, match=rf"{what}: .* words are wrong"):
         measure(rig, IsOneRoundStale(rig, start))
 
 
 def test_a_block_too_many_is_found(rig: Rig) -> None:
     with pytest.raises(VerificationError, match="blocks outside the request: 32768 of") as error:
         measure(rig, WritesOneBlockTooMany(rig, PROOF))
-    assert "the first in plane 0, block " in str(error.value)
+    assert "the first in layer 0, block " in str(error.value)
 
 
 @pytest.mark.parametrize("fault", [CopiesNothing, LeavesTheLastBytesOut])
@@ -165,7 +168,8 @@ def test_every_timed_copy_follows_a_fill_of_what_it_reads(
 ) -> None:
     link = RecordingLink(rig, monkeypatch)
     measure(rig, link)
-    events = link.events[link.events.index("fill_source_prefix") :]
+    after_proof = link.events.index("limit") + 1
+    events = link.events[after_proof:]
     wakes = ["wake"] * 3
     a_round = ["fill_source_prefix", *wakes, "limit"]
     a_round += ["fill_source", "plan", *wakes, "request", "wait", "require_delivered"]
@@ -208,7 +212,7 @@ def test_beside_a_load_transfers_follow_each_other_and_nothing_else_runs(
         monkeypatch.setattr(f"kvxfer.sweep.{module}.ComputeLoad", FakeLoad)
     for name in ("_COMPUTE_ALONE_S", "_COMPUTE_BESIDE_S"):
         monkeypatch.setattr(f"kvxfer.sweep.measure.{name}", 0.02)
-    monkeypatch.setattr("kvxfer.sweep.measure._ABOVE_LIMIT", float("inf"))
+    monkeypatch.setattr("kvxfer.sweep.samples._ABOVE_LIMIT", float("inf"))
     result = measure(rig, link, compute=("gemm", side))
     assert result.compute == ComputeEffect("gemm", side, result.compute.alone_us, 3.0)
     begin = len(link.events) - link.events[::-1].index("load")
@@ -226,10 +230,10 @@ def test_beside_a_load_transfers_follow_each_other_and_nothing_else_runs(
     assert result.fraction_of_limit == result.gb_per_s.p50 / result.limit_gb_per_s
 
 
-def test_a_busy_rate_is_bytes_over_wall_time(rig: Rig) -> None:
-    made = measurement(case_of(), rig)
-    samples = _Samples(latency_us=[20e3, 20e3, 20e3], busy_s=0.03)  # two were queued at a time
-    assert made._rates(samples).p50 == pytest.approx(3 * (1 << 20) / 0.03 / 1e9)
+def test_a_busy_rate_is_bytes_over_wall_time() -> None:
+    two_queued = [20e3, 20e3, 20e3]
+    samples = Samples(1 << 20, latency_us=two_queued, busy_s=0.03)
+    assert samples.rates.p50 == pytest.approx(3 * (1 << 20) / 0.03 / 1e9)
 
 
 @pytest.mark.parametrize("fault", [CopiesNothing, LeavesTheLastBytesOut])
@@ -267,8 +271,7 @@ class Sleeps(PlantedLink):
     def faulty(self, plan: CopyPlan, op: Op, tuning: Tuning | None) -> Transfer:
         attempt = max(self.num_copies - 2, 0) // (2 * ITERS)
         self.num_copies += 1
-        is_limit = plan.page_bytes != self.rig.spec.layout.page_bytes
-        time.sleep((self.limit_s if is_limit else self.request_s)[attempt])
+        time.sleep((self.request_s if is_request(plan) else self.limit_s)[attempt])
         return self.healthy(plan, op, tuning)
 
 

@@ -73,12 +73,26 @@ class Row(Strict):
     dtype: str
     physical_limit_gb_per_s: float | None
     compute: Compute | None
+    sm_budget: str
+    num_kv_heads: int | None
+    src_layout: str
+    dst_layout: str
+    src_pp: int
+    dst_pp: int
+    convert: str
+    run_bytes: int | None
+    num_runs: int | None
+    rank_spread: float | None
+    peer: str
+    settings: str
 
 
 class SkippedCase(Strict):
     case: str
     reason: str
     failed: bool
+    src_layout: str
+    dst_layout: str
 
 
 class Report(Strict):

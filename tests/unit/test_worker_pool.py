@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from kvxfer import _core
@@ -19,9 +18,9 @@ from kvxfer.errors import InvalidUsage
 warnings.simplefilter("ignore")
 pool = _core.WorkerPool(3)
 source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
-word = lambda value: np.array([value], np.uint64)
-tables = _core.PlanTables(
-    word(source.ctypes.data), word(target.ctypes.data), word(0), word(0), 64)
+from kvxfer.layout import CopyPlan
+from kvxfer.transport.host_copy import plan_tables
+tables = plan_tables(CopyPlan.contiguous(source.ctypes.data, target.ctypes.data, 64))
 child = os.fork()
 if child == 0:
     try:
@@ -61,13 +60,6 @@ def test_in_a_process_of_its_own(program: str) -> None:
 def test_the_number_of_threads_is_bounded(num_threads: int) -> None:
     with pytest.raises(InvalidUsage, match=f"num_threads is {num_threads}; use 1 to 256"):
         _core.WorkerPool(num_threads)
-
-
-@pytest.mark.parametrize("page_bytes", [0, (1 << 62) + 1, (1 << 64) - 1])
-def test_a_page_is_bounded(page_bytes: int) -> None:
-    one = np.ones(1, np.uint64)
-    with pytest.raises(InvalidUsage, match=f"page_bytes is {page_bytes}; use 1 to 2"):
-        _core.PlanTables(one, one, one, one, page_bytes)
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])

@@ -1,0 +1,146 @@
+"""kvxfer plan: who sends what to whom between two parallel layouts, without any memory."""
+
+import argparse
+import json
+import re
+from dataclasses import replace
+from typing import Final
+
+from kvxfer.cli.output import show, write
+from kvxfer.cli.plan_pairs import plan_pairs
+from kvxfer.cli.side_spec import PRESETS, Side, parse_side
+from kvxfer.errors import InvalidUsage
+from kvxfer.layout import KVLayout, ModelShape, ToFp8, load_model
+from kvxfer.layout.conversion import DESTINATION, SOURCES
+from kvxfer.report.export import require_writable, write_file
+from kvxfer.report.plan_result import PlanReport, SideParts, document
+from kvxfer.report.plan_table import print_plan
+
+_MAX_TOKENS: Final = 1 << 22
+_MAX_RANKS: Final = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the options."""
+    keys = "[PRESET,]tp=,pp=,order=,kv=,block=,dtype="
+    parser.add_argument("--src", default="tp=1", metavar="SIDE", help=f"what sends: {keys}")
+    parser.add_argument(
+        "--dst",
+        default="tp=1",
+        metavar="SIDE",
+        help=f"what receives; presets: {', '.join(PRESETS)}",
+    )
+    parser.add_argument("--model", default="llama-3.1-8b", help="a known model or a config.json")
+    parser.add_argument("--kv-heads", metavar="N", help="another number of KV heads")
+    parser.add_argument("--tokens", default="8192", metavar="N", help="tokens of the request")
+    parser.add_argument(
+        "--prefix", default="0", metavar="N", help="tokens that the destination holds already"
+    )
+    parser.add_argument(
+        "--windowed",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="layers that slide move their window alone",
+    )
+    parser.add_argument("--json", metavar="FILE", help="the figures too; - for them alone")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; returns 0.
+
+    Raises:
+        InvalidUsage: an argument is wrong; LayoutMismatch where the sides cannot be joined.
+    """
+    to_stdout = args.json == "-"
+    if args.json is not None and not to_stdout:
+        require_writable(args.json)
+    report = _report(args)
+    text = json.dumps(document(report), indent=2) + "\n"
+    if to_stdout:
+        write(text)
+        return 0
+    if args.json is not None:
+        write_file(args.json, text)
+    show(lambda console: print_plan(report, console))
+    return 0
+
+
+def _report(args: argparse.Namespace) -> PlanReport:
+    src, dst = parse_side(args.src, option="--src"), parse_side(args.dst, option="--dst")
+    num_tokens = _whole("--tokens", args.tokens, 1, _MAX_TOKENS)
+    prefix = _whole("--prefix", args.prefix, 0, num_tokens - 1)
+    model = _model(args.model, args.kv_heads)
+    whole = model.kv_layout(windowed=args.windowed)
+    for option, side in (("--src", src), ("--dst", dst)):
+        _require_ranks(option, side, model)
+    layouts = (_layout("--src", src, whole), _layout("--dst", dst, whole))
+    convert = _conversion(*layouts)
+    plans = plan_pairs(
+        *layouts, src.ranks(), dst.ranks(), num_tokens=num_tokens, prefix=prefix, convert=convert
+    )
+    return PlanReport(
+        model=model.name,
+        num_layers=whole.num_layers,
+        num_kv_heads=whole.num_kv_heads,
+        latent=model.kind == "mla",
+        num_sliding=sum(map(bool, whole.windows)),
+        window=max(whole.windows, default=0),
+        tokens=range(prefix, num_tokens),
+        converts=convert is not None,
+        src=SideParts(spec=_spec(src, layouts[0]), tp=src.tp, pp=src.pp, ranks=plans.src),
+        dst=SideParts(spec=_spec(dst, layouts[1]), tp=dst.tp, pp=dst.pp, ranks=plans.dst),
+        pairs=plans.pairs,
+        route_us=plans.route_us,
+        plan_us=plans.plan_us,
+    )
+
+
+def _model(name: str, kv_heads: str | None) -> ModelShape:
+    model = load_model(name)
+    if kv_heads is None:
+        return model
+    if model.kind == "mla":
+        raise InvalidUsage(f"--kv-heads: {model.name} has one latent (MLA); leave --kv-heads")
+    most = model.num_attention_heads
+    return replace(model, num_kv_heads=_whole("--kv-heads", kv_heads, 1, most))
+
+
+def _require_ranks(option: str, side: Side, model: ModelShape) -> None:
+    # Ranks share the query heads, so more ranks than those cannot run.
+    if side.tp > model.num_attention_heads:
+        raise InvalidUsage(
+            f"{option}: tp is {side.tp}; {model.name} has {model.num_attention_heads} attention "
+            f"heads, so use 1 .. {model.num_attention_heads}"
+        )
+    if side.pp > model.num_layers:
+        raise InvalidUsage(
+            f"{option}: pp is {side.pp}; {model.name} has {model.num_layers} layers, so use "
+            f"1 .. {model.num_layers}"
+        )
+    if side.tp * side.pp > _MAX_RANKS:
+        raise InvalidUsage(
+            f"{option}: tp x pp is {side.tp * side.pp} ranks; use at most {_MAX_RANKS}"
+        )
+
+
+def _layout(option: str, side: Side, model: KVLayout) -> KVLayout:
+    try:
+        return side.layout(model)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{option}: {error}") from None
+
+
+def _conversion(src: KVLayout, dst: KVLayout) -> ToFp8 | None:
+    """The conversion that the two dtypes ask for, if a copy can do it."""
+    return ToFp8() if src.dtype in SOURCES and dst.dtype == DESTINATION else None
+
+
+def _spec(side: Side, layout: KVLayout) -> str:
+    spec = str(side)
+    return spec if layout.kv is side.kv else spec.replace(f",kv={side.kv.value}", "")
+
+
+def _whole(option: str, text: str, least: int, most: int) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
+        raise InvalidUsage(f"{option}: {text!r} is not a whole number of {least} .. {most}")
+    return int(text)

@@ -1,0 +1,57 @@
+"""Tells senders which of their requests a receiver has given up, so that they stop writing."""
+
+import math
+
+from kvxfer.control import Deferred, FailedRequests
+from kvxfer.control.messages import MAX_FAILURES
+
+_HOLD_S = 1.0  # an answer without news says that this side lives
+
+
+class FailureWatch:
+    """What each connection has yet to hear, and the call by which it waits for it."""
+
+    def __init__(self) -> None:
+        """Nobody waits."""
+        self._news: dict[str, dict[str, str]] = {}  # reasons by request, by connection
+        self._waiting: dict[str, tuple[Deferred, float]] = {}  # and when to answer at the latest
+
+    @property
+    def next_s(self) -> float:
+        """When :meth:`tell` is due; infinity for never."""
+        return min((end_s for _, end_s in self._waiting.values()), default=math.inf)
+
+    def watch(self, connection: str, now_s: float) -> FailedRequests | Deferred:
+        """The failures that a connection has not heard of, or later those that come next."""
+        if connection in self._news:
+            return self._take(connection)
+        # A call before it was given up by its caller, which asks again.
+        answer = Deferred()
+        self._waiting[connection] = (answer, now_s + _HOLD_S)
+        return answer
+
+    def add(self, connection: str, request_id: str, reason: str) -> None:
+        """A request of a connection has failed."""
+        self._news.setdefault(connection, {})[request_id] = reason
+
+    def forget(self, connection: str) -> None:
+        """A connection has ended."""
+        self._news.pop(connection, None)
+        self._waiting.pop(connection, None)
+
+    def tell(self, now_s: float) -> None:
+        """Answer who has something to hear, or has waited long enough to hear that all is well."""
+        for connection, (answer, end_s) in list(self._waiting.items()):
+            if connection not in self._news and now_s < end_s:
+                continue
+            del self._waiting[connection]
+            # An answer that nobody takes any more would lose the news.
+            if answer.is_open:
+                answer.complete(self._take(connection))
+
+    def _take(self, connection: str) -> FailedRequests:
+        news = self._news.pop(connection, {})
+        told = [(name, news.pop(name)) for name in list(news)[:MAX_FAILURES]]
+        if news:
+            self._news[connection] = news
+        return FailedRequests(told)

@@ -1,0 +1,59 @@
+"""How two endpoints meet, and part."""
+
+import logging
+from collections.abc import Mapping
+
+from kvxfer.control import ControlClient, Done, InitRequest, LeaveRequest, SharedKey
+from kvxfer.errors import InvalidUsage, KvxferError
+from kvxfer.layout import Share, ToFp8
+from kvxfer.memory import KVCache
+from kvxfer.session.layouts import layout_spec, rank_spec
+from kvxfer.transport import Transport
+
+# A peer that is gone does not answer; its board is gone with it.
+_LEAVE_S = 0.5
+_log = logging.getLogger(__name__)
+
+
+def init_request(
+    cache: KVCache, transport: Transport, connection: str, convert: ToFp8 | None
+) -> InitRequest:
+    """How this side presents itself."""
+    return InitRequest(
+        incarnation=connection,
+        layout=layout_spec(cache.shard.model),
+        rank=rank_spec(cache.shard.rank),
+        transports=[transport.name],
+        converts=convert is not None,
+    )
+
+
+def require_addresses(addresses: Mapping[str, str]) -> None:
+    """Check that both channels are there.
+
+    Raises:
+        InvalidUsage: one is missing.
+    """
+    missing = {"init", "alloc"} - set(addresses)
+    if missing:
+        raise InvalidUsage(f"addresses lack {', '.join(sorted(missing))}; pass both channels")
+
+
+def require_scales(cache: KVCache, convert: ToFp8 | None) -> None:
+    """Check that a conversion fits the model.
+
+    Raises:
+        InvalidUsage: its scales have another shape.
+    """
+    if convert is not None:
+        model = cache.shard.model
+        convert.inverse_scales(model, Share(range(model.num_layers), range(model.num_kv_heads)))
+
+
+def leave(alloc_address: str, connection: str, key: SharedKey | None) -> None:
+    """Tell the peer, which may be gone by now, that nothing more comes from a connection."""
+    try:
+        with ControlClient(alloc_address, Done, deadline_s=_LEAVE_S, key=key) as alloc:
+            alloc.call(LeaveRequest(connection))
+    except KvxferError as error:
+        _log.info("leaving %s: %s", alloc_address, error)

@@ -1,0 +1,137 @@
+"""One request at its receiver: who writes it, and what is still to come."""
+
+from dataclasses import dataclass, field
+
+from kvxfer.control import Deferred, ReserveReply
+from kvxfer.control.messages import MAX_ERROR_CHARS
+from kvxfer.layout import Share
+from kvxfer.session.ended import ended_text
+from kvxfer.session.offers import Notice, Offer
+from kvxfer.session.state_machine import Machine
+from kvxfer.session.states import RECEIVE_TABLE, ReceiveEvent, ReceiveLimits, Receiving
+
+
+@dataclass(slots=True)
+class Writer:
+    """A rank of the sender.
+
+    Attributes:
+        shares: the layers and heads that it writes.
+        committed: all of them are here.
+        over: no write of it to this request can come any more.
+        answer: what its call waits for.
+    """
+
+    shares: tuple[Share, ...]
+    committed: bool = False
+    over: bool = False
+    answer: Deferred | None = None
+
+
+@dataclass(slots=True)
+class Reception:
+    """A request that a sender wants to write here.
+
+    Attributes:
+        offer: what was asked for.
+        num_pairs: pairs of a layer and a head that this rank holds: all are to be written.
+        writers: the ranks that have asked, by connection.
+        block_ids: its blocks, once granted.
+        first_token: the token in the first slot of the first of them.
+        reason: why it failed.
+        quarantined: it failed, and its blocks wait for a writer.
+    """
+
+    offer: Offer
+    num_pairs: int
+    limits: ReceiveLimits
+    writers: dict[str, Writer] = field(default_factory=dict)
+    block_ids: tuple[int, ...] = ()
+    first_token: int = 0
+    reason: str = ""
+    quarantined: bool = False
+    machine: Machine[Receiving, ReceiveEvent] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.machine = Machine(RECEIVE_TABLE, self.limits)
+
+    @property
+    def state(self) -> Receiving:
+        """Where it is."""
+        return self.machine.state
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether its notice was given."""
+        return self.state in (Receiving.DONE, Receiving.FAILED)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether every layer and head was committed: each has one sender."""
+        committed = (one.shares for one in self.writers.values() if one.committed)
+        return sum(share.size for shares in committed for share in shares) == self.num_pairs
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no write can come any more."""
+        return all(writer.over for writer in self.writers.values())
+
+    def join(self, connection: str, shares: tuple[Share, ...], offer: Offer) -> str:
+        """Let a rank take part; returns why it may not, empty where it may."""
+        request_id = offer.request_id
+        if offer != self.offer:
+            return (
+                f"request {request_id!r} is tokens {self.offer.tokens}, not {offer.tokens}; use a "
+                "new id"
+            )
+        if not shares:
+            return f"the rank behind {connection!r} has no part of this one's cache"
+        writer = self.writers.get(connection)
+        if writer is not None:
+            return "this rank has written its share already; use a new id" if writer.over else ""
+        if self.state not in (Receiving.WAITING, Receiving.RECEIVING):
+            return ended_text(request_id, self.reason)
+        if self._has_any(shares):
+            return f"request {request_id!r} is sent by another sender already; use a new id"
+        self.writers[connection] = Writer(shares)
+        return ""
+
+    def _has_any(self, shares: tuple[Share, ...]) -> bool:
+        return any(
+            _overlap(one.layers, other.layers) and _overlap(one.heads, other.heads)
+            for writer in self.writers.values()
+            for one in writer.shares
+            for other in shares
+        )
+
+    def reply(self) -> ReserveReply:
+        """What a rank is answered, of a request that does not wait."""
+        request_id = self.offer.request_id
+        if self.state is not Receiving.RECEIVING:
+            return refused(request_id, ended_text(request_id, self.reason))
+        return ReserveReply(
+            request_id=request_id,
+            state="granted",
+            block_ids=list(self.block_ids),
+            first_token=self.first_token,
+        )
+
+    def notice(self) -> Notice:
+        """What the engine is told at the end."""
+        return Notice(
+            request_id=self.offer.request_id,
+            tokens=self.offer.tokens,
+            block_ids=self.block_ids,
+            first_token=self.first_token,
+            reason=self.reason,
+            quarantined=self.quarantined,
+        )
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
+
+
+def refused(request_id: str, reason: str) -> ReserveReply:
+    """A reservation that is turned away."""
+    return ReserveReply(request_id=request_id, state="refused", reason=reason[:MAX_ERROR_CHARS])

@@ -1,0 +1,97 @@
+"""What answers an endpoint's alloc channel, and the simplest of them: a pool of blocks."""
+
+import math
+from typing import Protocol
+
+from kvxfer.control import (
+    AbortRequest,
+    CommitRequest,
+    Deferred,
+    FailedRequests,
+    ReserveReply,
+    ReserveRequest,
+)
+from kvxfer.layout import Share
+from kvxfer.session.block_pool import BlockPool
+
+_RETRY_AFTER_S = 0.01
+
+
+class Writers(Protocol):
+    """What can be asked about a connection."""
+
+    def shares_of(self, connection: str) -> tuple[Share, ...]:
+        """The layers and heads that its rank sends to this one; raises PeerLost if unknown."""
+
+    def has_ended(self, connection: str) -> bool:
+        """Whether no store of it can come any more, because its process has ended."""
+
+    def has_completed(self, connection: str, sequence: int) -> bool:
+        """Whether the bytes of its transfer ``sequence`` are visible here."""
+
+
+class Requests(Protocol):
+    """The requests of an endpoint; all methods are called by its control thread."""
+
+    def reserve(self, request: ReserveRequest) -> ReserveReply | Deferred:
+        """Blocks for a request of the current epoch."""
+
+    def commit(self, request: CommitRequest) -> None:
+        """A connection has written its share of a request."""
+
+    def abort(self, request: AbortRequest) -> None:
+        """A connection gives a request up, and writes to it no more."""
+
+    def watch(self, connection: str) -> FailedRequests | Deferred:
+        """Which requests of a connection have failed, once there are some."""
+
+    def left(self, connection: str) -> None:
+        """A connection has unmapped the cache."""
+
+    def gone(self, connection: str) -> None:
+        """The control connection has ended; whoever had it may write on."""
+
+    def tick(self, now_s: float) -> float:
+        """Do what is due at ``now_s`` (time.monotonic()); returns when to be called again."""
+
+
+class PoolRequests:
+    """Requests that a pool serves, each of one connection."""
+
+    def __init__(self, writers: Writers, blocks: BlockPool) -> None:
+        """Of the endpoint that ``writers`` is."""
+        self._of = writers
+        self._blocks = blocks
+
+    def reserve(self, request: ReserveRequest) -> ReserveReply:
+        """Blocks, or ``wait``."""
+        name = request.request_id
+        block_ids = self._blocks.reserve(request.incarnation, name, request.num_blocks)
+        if block_ids is None:
+            return ReserveReply(request_id=name, state="wait", retry_after_s=_RETRY_AFTER_S)
+        return ReserveReply(request_id=name, state="granted", block_ids=block_ids)
+
+    def commit(self, request: CommitRequest) -> None:
+        """The blocks are the engine's from now on."""
+        self._blocks.commit(request.incarnation, request.request_id)
+
+    def abort(self, request: AbortRequest) -> None:
+        """The blocks are free, unless they are committed."""
+        self._blocks.abort(request.incarnation, request.request_id)
+
+    def watch(self, connection: str) -> Deferred:
+        """Never anything: a pool gives up no request by itself."""
+        return Deferred()
+
+    def left(self, connection: str) -> None:
+        """What it had reserved and not committed is free."""
+        self._blocks.abandon(connection)
+
+    def gone(self, connection: str) -> None:
+        """The same, once its process has ended."""
+        if self._of.has_ended(connection):
+            self._blocks.abandon(connection)
+
+    def tick(self, now_s: float) -> float:
+        """Nothing is ever due."""
+        return math.inf

@@ -1,0 +1,291 @@
+"""The prefill side: requests that are written into the caches of receivers."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from kvxfer.closing import Closing
+from kvxfer.control import SharedKey
+from kvxfer.control.calls import Calls
+from kvxfer.errors import InvalidUsage, NotAvailable, TransferFailed
+from kvxfer.layout import Blocks, BlockTable, ToFp8
+from kvxfer.memory import KVCache, MemoryKind
+from kvxfer.session.connections import ConnectionNames
+from kvxfer.session.delivery import Delivery, Parcel
+from kvxfer.session.endpoint import new_incarnation
+from kvxfer.session.meeting import require_addresses, require_scales
+from kvxfer.session.send_handle import SendHandle
+from kvxfer.session.states import SendLimits
+from kvxfer.session.target import Target
+from kvxfer.transport import Tuning, create_transport
+
+_log = logging.getLogger(__name__)
+_IDLE_S = 3600.0
+# How soon a copy that a GPU runs is seen to have ended; the copy itself goes on meanwhile.
+_COPY_POLL_S = 0.0002
+_CLOSE_S = 2.0
+
+Addresses: TypeAlias = Mapping[str, str]
+
+
+class Sender(Closing):
+    """Sends requests to receivers, and reaches those that come back by itself. A context manager.
+
+    One background thread does all of it. A peer that is dead, hangs or refuses fails the requests
+    to it, within the limits, and no others. Thread-safe.
+
+    Attributes:
+        incarnation: what receivers know this sender by; differs at every start.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        transport: str = "auto",
+        num_threads: int | None = None,
+        convert: ToFp8 | None = None,
+        key: SharedKey | None = None,
+        limits: SendLimits | None = None,
+    ) -> None:
+        """Send from ``cache``; nothing is connected yet.
+
+        Args:
+            cache: what is read.
+            transport: a name of :func:`kvxfer.available_transports`, or ``auto``.
+            num_threads: threads of host copies; None = all CPUs, at most 8.
+            convert: see :meth:`Endpoint.connect`.
+            key: the key of the receivers' channels, where they have one.
+            limits: how long to wait for what.
+
+        Raises:
+            NotAvailable: the transport does not work here, and why.
+            RegistrationError: the cache was closed, or its memory was freed.
+        """
+        cache.require_live()
+        require_scales(cache, convert)
+        kind = MemoryKind.HOST if cache.device < 0 else MemoryKind.DEVICE
+        self.incarnation = new_incarnation()
+        self._cache = cache
+        self._convert = convert
+        self._limits = limits or SendLimits()
+        self._transport = create_transport(transport, memory=kind, num_threads=num_threads)
+        self._names = ConnectionNames(self.incarnation)
+        self._calls = Calls(key)
+        self._targets: dict[tuple[str, str], Target] = {}
+        self._deliveries: list[Delivery] = []
+        self._handed_in: deque[tuple[SendHandle, Parcel, Sequence[Addresses]]] = deque()
+        self._open: dict[str, SendHandle] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="kvxfer-sender", daemon=True)
+        self._thread.start()
+
+    def send(
+        self,
+        request_id: str,
+        blocks: Blocks,
+        *,
+        to: Addresses | Sequence[Addresses],
+        tokens: range | None = None,
+        layers: Collection[int] | None = None,
+        tuning: Tuning | None = None,
+        after_stream: int | None = None,
+    ) -> SendHandle:
+        """Write a request's blocks to every rank of a receiver: reserve, transfer, commit.
+
+        Args:
+            request_id: its name, which the receiver must not have met before. The ranks of this
+                side that share a request send it under one name.
+            blocks: block ids ``[n]`` of the request here, in the order of its tokens, or a
+                `BlockTable` that does not begin at token 0.
+            to: ``addresses`` of the receiver, or of each of its ranks.
+            tokens: which tokens of the request; None = all slots of the blocks.
+            layers: only these, numbered as in the whole model; None = all.
+            tuning: how to run the copies.
+            after_stream: see :meth:`Link.post`; the stream must last until the request has ended.
+
+        Returns:
+            What to wait for. The source blocks stay as they are until then.
+
+        Raises:
+            InvalidUsage: wrong addresses or tokens, a request of that name is on its way, or this
+                is closed.
+            NotAvailable: as many requests are on their way as may be; wait for some.
+        """
+        handle, hand_in = self._begin(request_id, blocks, to, tokens, tuning)
+        handle.push_all(None if layers is None else frozenset(layers), after_stream)
+        hand_in()
+        return handle
+
+    def send_layers(
+        self,
+        request_id: str,
+        blocks: Blocks,
+        *,
+        to: Addresses | Sequence[Addresses],
+        tokens: range | None = None,
+        tuning: Tuning | None = None,
+    ) -> SendHandle:
+        """Begin a request whose layers are sent as they become ready; see :meth:`send`.
+
+        Blocks are reserved at once. Each :meth:`SendHandle.layer` sends one layer; after the last
+        of this rank the request is committed.
+        """
+        handle, hand_in = self._begin(request_id, blocks, to, tokens, tuning)
+        hand_in()
+        return handle
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are on their way."""
+        with self._lock:
+            return sum(not one.done for one in self._open.values())
+
+    def close(self) -> None:
+        """Cancel what is on its way, leave all peers and end the thread; bounded, and repeatable.
+
+        Requests that cannot end in time fail, and their error says that their blocks may still be
+        read.
+        """
+        with self._lock:
+            self._closing = True
+        self._calls.wake()
+        if threading.current_thread() is not self._thread:
+            limits = self._limits
+            self._thread.join(limits.drain_s + limits.abort_s + _CLOSE_S)
+
+    def _begin(
+        self,
+        request_id: str,
+        blocks: Blocks,
+        to: Addresses | Sequence[Addresses],
+        tokens: range | None,
+        tuning: Tuning | None,
+    ) -> tuple[SendHandle, Callable[[], None]]:
+        self._cache.require_live()
+        ranks = [to] if isinstance(to, Mapping) else list(to)
+        for one in ranks:
+            require_addresses(one)
+        if len({(one["init"], one["alloc"]) for one in ranks}) != len(ranks) or not ranks:
+            raise InvalidUsage(f"{len(ranks)} ranks, none of them twice; pass at least one")
+        table = blocks if isinstance(blocks, BlockTable) else BlockTable(blocks)
+        first = table.first_token
+        held = range(first, first + len(table.block_ids) * self._cache.layout.block_size)
+        wanted = held if tokens is None else tokens
+        if wanted.step != 1 or (
+            wanted and not held.start <= wanted.start < wanted.stop <= held.stop
+        ):
+            raise InvalidUsage(f"tokens {wanted} are not within {held}, which the blocks hold")
+        parcel = Parcel(table, wanted, tuning)
+        handle = SendHandle(request_id, self._cache.shard.layers, len(ranks), self._calls.wake)
+        return handle, partial(self._hand_in, handle, parcel, ranks)
+
+    def _hand_in(self, handle: SendHandle, parcel: Parcel, ranks: Sequence[Addresses]) -> None:
+        """Have the thread take up a request."""
+        limit = self._limits.num_requests
+        with self._lock:
+            if self._closing:
+                raise InvalidUsage("this sender is closed; make another")
+            earlier = self._open.get(handle.request_id)
+            if earlier is not None and not earlier.done:
+                raise InvalidUsage(f"request {handle.request_id!r} is on its way; use a new id")
+            if len(self._open) >= limit and all(not one.done for one in self._open.values()):
+                raise NotAvailable(f"{limit} requests are on their way; wait for some of them")
+            self._open[handle.request_id] = handle
+            self._handed_in.append((handle, parcel, ranks))
+        self._calls.wake()
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+            self._wind_up()
+        except Exception as error:
+            _log.exception("the sender's thread ends; nothing is sent any more")
+            self._fail_all(TransferFailed(f"the sender failed: {error!r}"))
+        finally:
+            with self._lock:
+                self._closing = True
+            self._calls.close()
+            self._fail_all(TransferFailed("the sender was closed; its blocks may still be read"))
+
+    def _turn(self, limit_s: float = _IDLE_S) -> None:
+        while self._handed_in:
+            self._take_up(*self._handed_in.popleft())
+        now_s = time.monotonic()
+        for delivery in self._deliveries:
+            delivery.step(now_s)
+        for target in self._targets.values():
+            target.step(now_s)
+        self._forget_ended()
+        flying = any(delivery.in_flight for delivery in self._deliveries)
+        ends_s = [delivery.next_s for delivery in self._deliveries]
+        ends_s += [target.next_s for target in self._targets.values()]
+        due_s = min(ends_s, default=float("inf"))
+        left_s = max(0.0, due_s - time.monotonic())
+        self._calls.run(min(left_s, limit_s, _COPY_POLL_S if flying else _IDLE_S))
+
+    def _take_up(self, handle: SendHandle, parcel: Parcel, ranks: Sequence[Addresses]) -> None:
+        for one in ranks:
+            try:
+                target = self._target_at(one)
+                if target.busy_with(handle.request_id):
+                    raise InvalidUsage(
+                        f"an earlier request {handle.request_id!r} has not ended over there; use a "
+                        "new id"
+                    )
+                self._deliveries.append(Delivery(handle, parcel, target, self._limits))
+            except (InvalidUsage, NotAvailable) as error:
+                handle.end_rank(0, error)
+
+    def _target_at(self, addresses: Addresses) -> Target:
+        key = (addresses["init"], addresses["alloc"])
+        target = self._targets.get(key)
+        if target is None:
+            target = self._targets[key] = Target(
+                self._cache,
+                self._transport,
+                self._calls,
+                self._names,
+                addresses,
+                self._convert,
+                self._limits.silent_s,
+            )
+        return target
+
+    def _forget_ended(self) -> None:
+        self._deliveries = [one for one in self._deliveries if not one.is_terminal]
+        for key in [key for key, target in self._targets.items() if target.is_idle]:
+            del self._targets[key]
+        with self._lock:
+            for request_id in [name for name, one in self._open.items() if one.done]:
+                del self._open[request_id]
+
+    def _wind_up(self) -> None:
+        with self._lock:
+            handles = list(self._open.values())
+        for handle in handles:
+            handle.cancel()
+        end_s = time.monotonic() + self._limits.drain_s + self._limits.abort_s
+        while (self._deliveries or self._handed_in) and time.monotonic() < end_s:
+            self._turn(0.05)
+        if self._deliveries:
+            return
+        for target in self._targets.values():
+            target.close()
+        end_s = time.monotonic() + _CLOSE_S / 4
+        while self._calls.num_lines and time.monotonic() < end_s:
+            self._calls.run(0.05)
+
+    def _fail_all(self, error: TransferFailed) -> None:
+        with self._lock:
+            handles, self._open = list(self._open.values()), {}
+        for handle in handles:
+            handle.end_all(error)

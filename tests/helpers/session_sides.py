@@ -1,0 +1,83 @@
+"""Both sides of sessions in tests: children that can be killed, and this process."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cache_content import CacheShape, check_content, shape
+from peer_process import ChildProcess, InThisProcess, RemotePeer
+from session_host import SessionHost
+
+GUARD_S = 20.0
+RECEIVER_SEED = 2
+SENDER_SEED = 1
+# Short, so that what a fault leads to is seen soon; the order of the three matters, not the sizes.
+RECEIVE_LIMITS = {"wait_s": 10.0, "receive_s": 10.0, "drain_s": 0.5}
+SEND_LIMITS = {"connect_s": 8.0, "reserve_s": 10.0, "move_s": 10.0, "commit_s": 5.0}
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait for what must come; far longer than it takes."""
+    end_s = time.monotonic() + GUARD_S
+    while not condition():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.01)
+
+
+def child() -> ChildProcess:
+    """A process of its own, with nothing open yet."""
+    return ChildProcess(Path(__file__).with_name("session_host.py"))
+
+
+def here() -> RemotePeer:
+    """This process."""
+    return InThisProcess(SessionHost())
+
+
+def open_receiver(
+    side: RemotePeer, cache: CacheShape | None = None, *, seed: int = RECEIVER_SEED, **args: Any
+) -> dict[str, str]:
+    """Open a receiver; returns its addresses."""
+    limits = RECEIVE_LIMITS | args.pop("limits", {})
+    opened = side.open(cache or shape(), role="receiver", seed=seed, limits=limits, **args)
+    addresses: dict[str, str] = opened["addresses"]
+    return addresses
+
+
+def open_sender(
+    side: RemotePeer, cache: CacheShape | None = None, *, seed: int = SENDER_SEED, **args: Any
+) -> None:
+    """Open a sender."""
+    limits = SEND_LIMITS | args.pop("limits", {})
+    side.open(cache or shape(), role="sender", seed=seed, limits=limits, **args)
+
+
+@contextmanager
+def sides(*made: RemotePeer) -> Iterator[tuple[RemotePeer, ...]]:
+    """Close all of them at the end, whatever became of them."""
+    try:
+        yield made
+    finally:
+        for side in made:
+            side.close()
+
+
+def ports_of(addresses: dict[str, str]) -> dict[str, int]:
+    """The ports, for a successor at the same addresses."""
+    return {name: int(url.rpartition(":")[2]) for name, url in addresses.items()}
+
+
+def check_received(
+    receiver: RemotePeer,
+    sent: list[int],
+    got: list[int],
+    *,
+    src_seed: int = SENDER_SEED,
+    dst_seed: int = RECEIVER_SEED,
+) -> None:
+    """Every byte of the receiver's memory after one request, guards included."""
+    cache = receiver.shape
+    expected = cache.copied(cache.content(src_seed), cache.content(dst_seed), sent, got)
+    check_content(cache, receiver.content(), expected)
