@@ -27,7 +27,7 @@ _BASE = {"closing", "errors", "units", "env"}
 _TRANSPORT = _BASE | {"layout", "memory"}
 _SESSION = _TRANSPORT | {"transport", "control"}
 _ENGINES = _SESSION | {"session", "connectors"}
-_TOOLS = {"sweep", "diagnose", "pd", "report", "cli"}
+_TOOLS = {"sweep", "worker", "diagnose", "pd", "report", "cli"}
 ARROWS: dict[str, set[str]] = {
     "__init__": {"layout", "memory", "transport", "session"},
     "__main__": {"cli"},
@@ -42,6 +42,7 @@ ARROWS: dict[str, set[str]] = {
     "session": _SESSION,
     "connectors": _SESSION | {"session"},
     "sweep": _ENGINES | {"_core"},
+    "worker": _ENGINES | {"sweep", "_core"},
     "diagnose": _ENGINES,
     "pd": _ENGINES,
     "report": _BASE | {"sweep.result", "diagnose.result", "pd.result"},
@@ -275,6 +276,8 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (python_arrows, "kvxfer/sweep/a.py", "from kvxfer.report import tables"),
     (python_arrows, "kvxfer/sweep/a.py", "from kvxfer.cli import main"),
     (python_arrows, "kvxfer/sweep/a.py", "import bench.bench_copy"),
+    (python_arrows, "kvxfer/sweep/a.py", "from kvxfer.worker import DecodeWorker"),
+    (python_arrows, "kvxfer/worker/a.py", "from kvxfer.cli.serve import run"),
     (python_arrows, "kvxfer/report/a.py", "from kvxfer.sweep.measure import run"),
     (python_arrows, "kvxfer/errors.py", "from kvxfer.units import parse"),
     (python_arrows, "kvxfer/attic/a.py", "from kvxfer.errors import KvxferError"),

@@ -2,22 +2,20 @@
 
 import argparse
 import json
-import re
-from dataclasses import replace
 from typing import Final
 
+from kvxfer.cli.model_side import model_of, require_ranks, whole_number
 from kvxfer.cli.output import show, write
 from kvxfer.cli.plan_pairs import plan_pairs
 from kvxfer.cli.side_spec import PRESETS, Side, parse_side
 from kvxfer.errors import InvalidUsage
-from kvxfer.layout import KVLayout, ModelShape, ToFp8, load_model
+from kvxfer.layout import KVLayout, ToFp8
 from kvxfer.layout.conversion import DESTINATION, SOURCES
 from kvxfer.report.export import require_writable, write_file
 from kvxfer.report.plan_result import PlanReport, SideParts, document
 from kvxfer.report.plan_table import print_plan
 
 _MAX_TOKENS: Final = 1 << 22
-_MAX_RANKS: Final = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> PlanReport:
     src, dst = parse_side(args.src, option="--src"), parse_side(args.dst, option="--dst")
-    num_tokens = _whole("--tokens", args.tokens, 1, _MAX_TOKENS)
-    prefix = _whole("--prefix", args.prefix, 0, num_tokens - 1)
-    model = _model(args.model, args.kv_heads)
+    num_tokens = whole_number("--tokens", args.tokens, 1, _MAX_TOKENS)
+    prefix = whole_number("--prefix", args.prefix, 0, num_tokens - 1)
+    model = model_of(args.model, args.kv_heads)
     whole = model.kv_layout(windowed=args.windowed)
     for option, side in (("--src", src), ("--dst", dst)):
-        _require_ranks(option, side, model)
+        require_ranks(option, side, model)
     layouts = (_layout("--src", src, whole), _layout("--dst", dst, whole))
     convert = _conversion(*layouts)
     plans = plan_pairs(
@@ -95,34 +93,6 @@ def _report(args: argparse.Namespace) -> PlanReport:
     )
 
 
-def _model(name: str, kv_heads: str | None) -> ModelShape:
-    model = load_model(name)
-    if kv_heads is None:
-        return model
-    if model.kind == "mla":
-        raise InvalidUsage(f"--kv-heads: {model.name} has one latent (MLA); leave --kv-heads")
-    most = model.num_attention_heads
-    return replace(model, num_kv_heads=_whole("--kv-heads", kv_heads, 1, most))
-
-
-def _require_ranks(option: str, side: Side, model: ModelShape) -> None:
-    # Ranks share the query heads, so more ranks than those cannot run.
-    if side.tp > model.num_attention_heads:
-        raise InvalidUsage(
-            f"{option}: tp is {side.tp}; {model.name} has {model.num_attention_heads} attention "
-            f"heads, so use 1 .. {model.num_attention_heads}"
-        )
-    if side.pp > model.num_layers:
-        raise InvalidUsage(
-            f"{option}: pp is {side.pp}; {model.name} has {model.num_layers} layers, so use "
-            f"1 .. {model.num_layers}"
-        )
-    if side.tp * side.pp > _MAX_RANKS:
-        raise InvalidUsage(
-            f"{option}: tp x pp is {side.tp * side.pp} ranks; use at most {_MAX_RANKS}"
-        )
-
-
 def _layout(option: str, side: Side, model: KVLayout) -> KVLayout:
     try:
         return side.layout(model)
@@ -138,9 +108,3 @@ def _conversion(src: KVLayout, dst: KVLayout) -> ToFp8 | None:
 def _spec(side: Side, layout: KVLayout) -> str:
     spec = str(side)
     return spec if layout.kv is side.kv else spec.replace(f",kv={side.kv.value}", "")
-
-
-def _whole(option: str, text: str, least: int, most: int) -> int:
-    if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
-        raise InvalidUsage(f"{option}: {text!r} is not a whole number of {least} .. {most}")
-    return int(text)

@@ -28,6 +28,7 @@ from kvxfer.sweep.compute import KINDS
 from kvxfer.sweep.paths import resolve_transport
 from kvxfer.sweep.peers import PEERS
 from kvxfer.sweep.result import SweepReport
+from kvxfer.transport import TRANSPORTS
 from kvxfer.units import parse_bytes
 
 EXIT_OK = 0
@@ -40,7 +41,7 @@ _SM_WORDS = {"auto": AUTO_SMS, "all": ALL_SMS}
 _MODEL = "llama-3.1-8b"
 _TOKENS = "512,2048,8192"
 _QUICK_TOKENS = "512,2048"
-_MEMORY = "shared,private"
+_MAPPING = ("auto", "shm", "nvlink", "loopback")
 _QUICK_ITERS = 5
 _MAX_THREADS = 256
 _MAX_ITERS = 1_000_000
@@ -62,10 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--dtype", default="bfloat16", help="element type of the cache")
     what.add_argument("--order", default="nhd", choices=("nhd", "hnd"), help="axes of a page")
     how = parser.add_argument_group("how to move it")
-    how.add_argument(
-        "--transport", default="auto", choices=("auto", "shm", "nvlink", "loopback"), help="path"
-    )
-    how.add_argument("--memory", help=f"the peer's memory, on a CPU (default: {_MEMORY})")
+    how.add_argument("--transport", default="auto", choices=("auto", *TRANSPORTS), help="path")
+    how.add_argument("--memory", help="the peer's memory, on a CPU (default: all of the path's)")
     how.add_argument("--op", default="put", help="put (the source copies), get (the destination)")
     how.add_argument("--sms", help="GPU SMs for the copy: counts, all, or auto (default: auto)")
     how.add_argument("--engine", default="auto", help=_ENGINE_HELP)
@@ -112,7 +111,7 @@ def parse_options(args: argparse.Namespace) -> SweepOptions:
     sms = "auto" if args.sms is None else args.sms
     memory = args.memory
     if memory is None:
-        memory = _MEMORY if ranks is None else sweep_ranks.MEMORY
+        memory = _default_memory(args.transport) if ranks is None else sweep_ranks.MEMORY
     devices = None if args.devices is None else sweep_ranks.parse_devices(args.devices)
     return SweepOptions(
         transport=args.transport,
@@ -212,6 +211,11 @@ def advance(bar: Progress, task: TaskID, end: int) -> None:
     """One more round, up to ``end``: those of a row that is measured twice count once."""
     if bar.tasks[task].completed < end:
         bar.advance(task)
+
+
+def _default_memory(transport: str) -> str:
+    # Where memory is not mapped it makes no difference whose it is.
+    return "shared,private" if transport in _MAPPING else "private"
 
 
 def _default_tokens(args: argparse.Namespace) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvxfer.control.addresses import format_url, resolve_host
 from kvxfer.errors import InvalidUsage, NotAvailable
+from kvxfer.layout import TPLayout
 
 MAX_PORT = 65535
 
@@ -85,6 +86,20 @@ class Ports:
         if not 0 <= rank < len(self.init):
             raise InvalidUsage(f"rank {rank} has no ports; there are {len(self.init)} ranks")
         return {"init": self.init[rank], "alloc": self.alloc[rank]}
+
+    def of_rank(self, rank: TPLayout) -> dict[str, int]:
+        """`for_rank` of a rank of a parallel layout; those of the first pipeline stage come first.
+
+        Raises:
+            InvalidUsage: the layout has another number of ranks than there are ports.
+        """
+        num_ranks = rank.tp_size * rank.pp_size
+        if num_ranks != len(self.init):
+            raise InvalidUsage(
+                f"ports of {len(self.init)} ranks for a layout of tp {rank.tp_size} x pp "
+                f"{rank.pp_size}, which has {num_ranks}; list one of each for every rank"
+            )
+        return self.for_rank(rank.pp_rank * rank.tp_size + rank.tp_rank)
 
     def for_scheduler(self) -> dict[str, tuple[int, ...]]:
         """What the server of one scheduler for all ranks takes as ``ports``."""

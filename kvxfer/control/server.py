@@ -16,17 +16,10 @@ from kvxfer.control import _sockets
 from kvxfer.control._gate import Gate
 from kvxfer.control._served import Handlers, OnGone, ServedChannel
 from kvxfer.control._wake import Wake
-from kvxfer.control.addresses import (
-    IpAddress,
-    Resolved,
-    advertised_host,
-    format_url,
-    is_loopback,
-    resolve_host,
-)
+from kvxfer.control.addresses import Resolved, advertised_host, format_url, resolve_host
+from kvxfer.control.guard import require_guard
 from kvxfer.control.key import SharedKey
 from kvxfer.control.ports import checked_ports
-from kvxfer.errors import InvalidUsage
 
 __all__ = ["ControlServer", "Handlers"]
 
@@ -79,7 +72,7 @@ class ControlServer(Closing):
         wanted = checked_ports(channels, ports or {})
         ip = resolve_host(bind_host)
         host = advertised_host(ip, advertise_host)
-        _require_guard(ip, key, insecure)
+        require_guard(ip, key, insecure)
         self._channels = [
             ServedChannel(name, handlers, post=self._post, on_gone=on_gone)
             for name, handlers in channels.items()
@@ -199,11 +192,3 @@ class ControlServer(Closing):
         self._wake.clear()
         while self._posted:
             self._posted.popleft()()
-
-
-def _require_guard(ip: IpAddress, key: SharedKey | None, insecure: bool) -> None:
-    if key is None and not insecure and not is_loopback(ip):
-        raise InvalidUsage(
-            f"bind_host {ip} lets other hosts in, and there is no key; give key= a SharedKey, bind "
-            f"127.0.0.1, or say insecure=True if only trusted hosts reach this network"
-        )

@@ -8,6 +8,7 @@ import numpy as np
 from kvxfer.closing import Closing
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import KVLayout, KVShard, KVView, Strides, TPLayout
+from kvxfer.memory.array_shape import require_fitting
 from kvxfer.memory.buffer import Buffer, as_buffer
 from kvxfer.memory.registration import Registration, register
 
@@ -23,7 +24,8 @@ class KVCache(Closing):
     into equal arrays along the slowest of them. So these all fit: one array for all layers; one
     array a layer (``[2, num_blocks, ...]`` where K and V are split, ``[num_blocks, ...]`` where
     packed, head-packed or MLA); where K and V are split, one array a plane, in the order layer 0 K,
-    layer 0 V, layer 1 K, ... A chunked cache is one array of blocks.
+    layer 0 V, layer 1 K, ... A chunked cache is one array of blocks. Flat arrays are
+    taken as bytes; what has two axes or more must have the shape of the layout.
 
     Attributes:
         shard: which part of which model this is.
@@ -44,16 +46,20 @@ class KVCache(Closing):
 
         Raises:
             InvalidUsage: the arrays are not contiguous, are of different devices or unequal
-                sizes, too small for one block, or not aligned to 16 bytes.
+                sizes, too small for one block, not aligned to 16 bytes, or (where they have two
+                axes or more) of another shape or item size than the layout.
             RegistrationError: they overlap memory registered otherwise.
         """
-        buffers = [as_buffer(array) for array in _as_sequence(arrays)]
+        given = _as_sequence(arrays)
+        buffers = [as_buffer(array) for array in given]
         _refuse_repeats(buffers)
         self.shard = KVShard(layout, rank)
         self.layout = own = self.shard.layout
         _require_grouping(own, len(buffers))
         array_bytes = _common_bytes(buffers)
         num_blocks = _num_blocks(own, array_bytes, len(buffers))
+        for array in given:
+            require_fitting(own, array, array_bytes, num_arrays=len(given), num_blocks=num_blocks)
         strides = Strides.dense(own, num_blocks)
         self.planes = [
             divmod(layer * strides.layer_bytes + vector * strides.kv_bytes, array_bytes)

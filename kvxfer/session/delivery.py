@@ -58,6 +58,7 @@ class _Way:
     num_posted: int = 0
     sequence: int = 0
     num_bytes: int = 0
+    path: str = ""
     in_flight: list[Transfer] = field(default_factory=list)
 
 
@@ -192,6 +193,7 @@ class Delivery:
                 way.num_posted += 1
                 way.sequence = transfer.sequence
                 way.num_bytes += transfer.num_bytes
+                way.path = transfer.actual_path if transfer.num_bytes else way.path
                 way.in_flight.append(transfer)
             self._collect()
         except PeerLost as error:
@@ -271,7 +273,11 @@ class Delivery:
         elif error is None:
             error = self._reason_of_end()
         self._target.forget(self)
-        self.handle.end_rank(0 if self._way is None else self._way.num_bytes, error)
+        way = self._way
+        if way is None:
+            self.handle.end_rank(0, error)
+        else:
+            self.handle.end_rank(way.num_bytes, error, path=way.path)
 
     def _reason_of_end(self) -> KvxferError:
         if self.handle.is_given_up:

@@ -4,8 +4,9 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import TypeAlias
 
 from kvxfer.closing import Closing
 from kvxfer.control import (
@@ -18,11 +19,13 @@ from kvxfer.control import (
     InitRequest,
     LeaveRequest,
     PlaneSpec,
+    Ports,
     ReserveReply,
     ReserveRequest,
     SharedKey,
     WatchRequest,
 )
+from kvxfer.control.guard import guarded_host
 from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, RegistrationError
 from kvxfer.layout import KVShard, Share, ToFp8, shares
 from kvxfer.memory import KVCache, MemoryKind
@@ -37,6 +40,9 @@ from kvxfer.transport.process import ProcessWatch
 
 # From the clock, so that a restarted worker does not take up its predecessor's epochs.
 _EPOCHS = itertools.count(time.time_ns())
+
+ChannelPorts: TypeAlias = Ports | Mapping[str, int | Sequence[int]]
+"""Ports of all ranks, of which a rank takes its own; or those of one endpoint by channel."""
 
 
 def new_incarnation() -> str:
@@ -65,7 +71,7 @@ class Endpoint(Closing):
         transport: str | Transport = "auto",
         num_threads: int | None = None,
         bind_host: str = "127.0.0.1",
-        ports: Mapping[str, int] | None = None,
+        ports: ChannelPorts | None = None,
         advertise_host: str | None = None,
         key: SharedKey | None = None,
         insecure: bool = False,
@@ -78,18 +84,23 @@ class Endpoint(Closing):
             transport: a name of :func:`kvxfer.available_transports`, ``auto``, or a transport of
                 this endpoint alone with settings of its own.
             num_threads: threads of host copies; None = all CPUs, at most 8.
-            bind_host: address of both channels.
-            ports: port of ``init`` and of ``alloc``; absent takes a free one.
+            bind_host: address of both channels, and of a transport that listens. It guards the
+                channels alone: what UCX listens on trusts whoever reaches it.
+            ports: port of ``init`` and of ``alloc``, or several of one, which are aliases; absent
+                takes a free one. `kvxfer.control.Ports` has those of all ranks.
             advertise_host: see `ControlServer`, as are ``key`` and ``insecure``.
             key: admits its holders alone; connections from here use it too.
             insecure: bind beyond loopback without a key.
             requests: makes what answers the alloc channel; None = the pool ``blocks``.
 
         Raises:
-            NotAvailable: the transport does not work here, and why.
+            InvalidUsage: unusable hosts or ports, or ``bind_host`` is beyond loopback and there is
+                neither ``key`` nor ``insecure``.
+            NotAvailable: the transport does not work here, a port is in use, and why.
             RegistrationError: the cache's memory cannot be exported.
         """
         cache.require_live()
+        host = guarded_host(bind_host, advertise_host, key, insecure)
         kind = MemoryKind.HOST if cache.device < 0 else MemoryKind.DEVICE
         self.cache = cache
         self.incarnation = new_incarnation()
@@ -109,7 +120,7 @@ class Endpoint(Closing):
         self._watches: dict[str, ProcessWatch] = {}
         self._lock = threading.Lock()
         self._board = Board()
-        self._transport.serve(self._board, bind_host)
+        self._transport.serve(self._board, host)
         self._exports: list[Export] = []
         self._forget = cache.on_close(self._board.withdraw)
         try:
@@ -127,7 +138,7 @@ class Endpoint(Closing):
                     },
                 },
                 bind_host=bind_host,
-                ports=ports,
+                ports=ports.of_rank(cache.shard.rank) if isinstance(ports, Ports) else ports,
                 advertise_host=advertise_host,
                 key=key,
                 insecure=insecure,
@@ -138,6 +149,11 @@ class Endpoint(Closing):
             self._withdraw()
             raise
         self.addresses = dict(self._server.addresses)
+
+    @property
+    def aliases(self) -> Mapping[str, tuple[str, ...]]:
+        """For each channel all its URLs, in the order of its ports."""
+        return self._server.aliases
 
     @property
     def transport_name(self) -> str:

@@ -138,8 +138,13 @@ class Peer(Closing):
     ) -> NDArray[np.int64]:
         """Reserve ``num_blocks`` blocks of the peer's pool; returns their ids, int64.
 
+        Equal ids of two connections are two requests with blocks of their own: where several ranks
+        send one request, one of them reserves and tells the others the ids. A :class:`Sender` does
+        that by itself.
+
         Raises:
             TransferTimeout: the pool stayed too full for ``timeout_s``.
+            ControlTimeout: the peer did not answer within ``timeout_s``.
             NotAvailable: the peer refuses, and why.
             RegistrationError: the peer's cache is another one by now; connect again.
         """
@@ -151,7 +156,8 @@ class Peer(Closing):
                     num_blocks=num_blocks,
                     epoch=self.epoch,
                     incarnation=self.connection,
-                )
+                ),
+                deadline_s=max(deadline - time.monotonic(), 0.001),
             )
             if not isinstance(reply, ReserveReply):
                 raise ProtocolMismatch(f"the peer answered a reservation with {type(reply)}")

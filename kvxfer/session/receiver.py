@@ -3,13 +3,13 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from kvxfer.closing import Closing
 from kvxfer.control import SharedKey
 from kvxfer.memory import KVCache
 from kvxfer.session.block_pool import BlockPool
-from kvxfer.session.endpoint import Endpoint
+from kvxfer.session.endpoint import ChannelPorts, Endpoint
 from kvxfer.session.offers import Notice, OnReserve
 from kvxfer.session.placement import Placement, PoolPlacement, SchedulerPlacement
 from kvxfer.session.request_book import RequestBook
@@ -38,7 +38,7 @@ class Receiver(Closing):
         transport: str = "auto",
         num_threads: int | None = None,
         bind_host: str = "127.0.0.1",
-        ports: Mapping[str, int] | None = None,
+        ports: ChannelPorts | None = None,
         advertise_host: str | None = None,
         key: SharedKey | None = None,
         insecure: bool = False,
@@ -53,8 +53,8 @@ class Receiver(Closing):
             cache: what senders write into.
             transport: see :class:`Endpoint`, as are all up to ``insecure``.
             num_threads: threads of host copies that start here.
-            bind_host: address of both channels.
-            ports: port of ``init`` and of ``alloc``.
+            bind_host: address of both channels, and of a transport that listens.
+            ports: port of ``init`` and of ``alloc``, or the `kvxfer.control.Ports` of all ranks.
             advertise_host: the host in ``addresses``.
             key: admits its holders alone.
             insecure: bind beyond loopback without a key.
@@ -69,7 +69,9 @@ class Receiver(Closing):
                 ``on_reserve`` gave at once was not taken, because the request ended meanwhile.
 
         Raises:
-            NotAvailable: the transport does not work here, and why.
+            InvalidUsage: unusable hosts or ports, or ``bind_host`` is beyond loopback and there is
+                neither ``key`` nor ``insecure``.
+            NotAvailable: the transport does not work here, a port is in use, and why.
             RegistrationError: the cache's memory cannot be exported.
         """
         self._limits = limits or ReceiveLimits()

@@ -35,6 +35,7 @@ class SendHandle:
         self._tell = tell
         self._num_left = num_ranks
         self._num_bytes = 0
+        self._paths: set[str] = set()
         self._pieces: list[Piece] = []
         self._complete = False
         self._given_up = False
@@ -51,6 +52,14 @@ class SendHandle:
     def num_bytes(self) -> int:
         """Bytes that were written; complete once it is done."""
         return self._num_bytes
+
+    @property
+    def actual_path(self) -> str:
+        """What carried the bytes, read back; of ranks that differ all of them; complete at the end.
+
+        Empty where nothing was to be moved.
+        """
+        return "; ".join(sorted(self._paths))
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Wait up to ``timeout_s``; True once every rank has all bytes and was told.
@@ -152,9 +161,12 @@ class SendHandle:
         """No rank can end any more, because nobody works on them."""
         self.end_rank(0, error, num_ranks=self._num_left)
 
-    def end_rank(self, num_bytes: int, error: KvxferError | None, *, num_ranks: int = 1) -> None:
+    def end_rank(
+        self, num_bytes: int, error: KvxferError | None, *, num_ranks: int = 1, path: str = ""
+    ) -> None:
         """A rank has ended, or several have."""
         with self._changed:
+            self._paths |= {path} if path else set()
             self._num_bytes += num_bytes
             self._num_left -= num_ranks
             if error is not None:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from kvxfer.closing import Closing
 from kvxfer.control import SharedKey
 from kvxfer.control.calls import Calls
+from kvxfer.control.guard import guarded_host
 from kvxfer.errors import InvalidUsage, NotAvailable, TransferFailed
 from kvxfer.layout import Blocks, BlockTable, ToFp8
 from kvxfer.memory import KVCache, MemoryKind
@@ -21,7 +22,7 @@ from kvxfer.session.meeting import require_addresses, require_scales
 from kvxfer.session.send_handle import SendHandle
 from kvxfer.session.states import SendLimits
 from kvxfer.session.target import Target
-from kvxfer.transport import Tuning, create_transport
+from kvxfer.transport import Board, Tuning, create_transport
 
 _log = logging.getLogger(__name__)
 _IDLE_S = 3600.0
@@ -49,7 +50,9 @@ class Sender(Closing):
         transport: str = "auto",
         num_threads: int | None = None,
         convert: ToFp8 | None = None,
+        bind_host: str = "127.0.0.1",
         key: SharedKey | None = None,
+        insecure: bool = False,
         limits: SendLimits | None = None,
     ) -> None:
         """Send from ``cache``; nothing is connected yet.
@@ -59,21 +62,28 @@ class Sender(Closing):
             transport: a name of :func:`kvxfer.available_transports`, or ``auto``.
             num_threads: threads of host copies; None = all CPUs, at most 8.
             convert: see :meth:`Endpoint.connect`.
+            bind_host: of a transport that listens on this side too: the address of the network
+                that joins it to the receivers. The others open no port here.
             key: the key of the receivers' channels, where they have one.
+            insecure: bind beyond loopback without a key.
             limits: how long to wait for what.
 
         Raises:
+            InvalidUsage: an unusable ``bind_host``, or one beyond loopback with neither ``key`` nor
+                ``insecure``.
             NotAvailable: the transport does not work here, and why.
             RegistrationError: the cache was closed, or its memory was freed.
         """
         cache.require_live()
         require_scales(cache, convert)
+        host = guarded_host(bind_host, None, key, insecure)
         kind = MemoryKind.HOST if cache.device < 0 else MemoryKind.DEVICE
         self.incarnation = new_incarnation()
         self._cache = cache
         self._convert = convert
         self._limits = limits or SendLimits()
         self._transport = create_transport(transport, memory=kind, num_threads=num_threads)
+        self._transport.serve(Board(), host)  # no peer completes here
         self._names = ConnectionNames(self.incarnation)
         self._calls = Calls(key)
         self._targets: dict[tuple[str, str], Target] = {}

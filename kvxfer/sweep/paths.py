@@ -7,6 +7,14 @@ from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS, SweepOptions
 from kvxfer.transport import create_transport
 from kvxfer.transport.device_copy import ENGINES as DEVICE_ENGINES
 from kvxfer.transport.host_copy import ENGINES as HOST_ENGINES
+from kvxfer.transport.nixl import ENGINES as NIXL_ENGINES
+from kvxfer.transport.ucx import ENGINES as UCX_ENGINES
+
+_ENGINES = {
+    "nvlink": tuple(DEVICE_ENGINES),
+    "ucx": UCX_ENGINES,
+    "nixl": NIXL_ENGINES,
+}  # of the others HOST_ENGINES
 
 
 def resolve_transport(name: str) -> str:
@@ -39,7 +47,7 @@ def require_applicable(options: SweepOptions, transport: str) -> None:
             raise InvalidUsage(f"--sms is of copies by a GPU; this run is over {transport}")
         if options.devices is not None or options.rank_devices is not None:
             raise InvalidUsage(f"--devices is of copies by a GPU; this run is over {transport}")
-    engines = tuple(DEVICE_ENGINES) if on_device else HOST_ENGINES
+    engines = _ENGINES.get(transport, HOST_ENGINES)
     if options.engine not in engines:
         raise InvalidUsage(
             f"engine {options.engine!r} over {transport}; use {', '.join(engines[:-1])} or "

@@ -80,6 +80,10 @@ class PatternedCache:
         """Write the pattern of ``seed`` into ``block_ids`` of every layer; None = all blocks."""
         ids = np.arange(self.cache.num_blocks) if block_ids is None else block_ids
         runs = TokenRuns.whole_blocks(ids, self.cache.layout.block_size)
+        self.fill_tokens(seed, runs)
+
+    def fill_tokens(self, seed: int, runs: TokenRuns) -> None:
+        """Write the pattern of ``seed`` into certain tokens of every layer, under their keys."""
         self._fill(self._tables(runs, _NOT_CONVERTED), seed)
 
     def check(self, seed: int, runs: TokenRuns, *, converted_from: str = _NOT_CONVERTED) -> Checked:

@@ -155,6 +155,30 @@ class Board:
             if left_s <= _SLICE_S:
                 return False
 
+    # For transports whose peers do not map the board.
+
+    def occupy(self, slot: int, process: ProcessSpec) -> None:
+        """Note which process the peer of ``slot`` is."""
+        identity = (process.pid, process.start_ticks, process.pid_namespace)
+        self._words[slot, _IDENTITY] = identity
+
+    def vacate(self, slot: int) -> None:
+        """Note that the peer of ``slot`` has left."""
+        self._words[slot, _IDENTITY] = 0
+
+    def sequence(self, slot: int) -> int:
+        """The last transfer that the peer of ``slot`` has completed; 0 for none."""
+        return self._flags.load(slot)
+
+    def complete(self, slot: int, sequence: int) -> None:
+        """Say that transfer ``sequence`` of ``slot`` is visible."""
+        self._flags.signal(slot, sequence)
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether :meth:`withdraw` was called."""
+        return bool(self._flags.load(WITHDRAWN_SLOT))
+
     def withdraw(self) -> None:
         """Tell every peer that the cache is closed: what they post from now on is refused."""
         self._flags.signal(WITHDRAWN_SLOT, 1)

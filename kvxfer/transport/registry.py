@@ -4,6 +4,7 @@ from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.memory import MemoryKind
 from kvxfer.transport.base import Availability, Transport
 from kvxfer.transport.loopback import LoopbackTransport
+from kvxfer.transport.nixl import NixlTransport
 from kvxfer.transport.nvlink import NvlinkTransport
 from kvxfer.transport.shm import ShmTransport
 from kvxfer.transport.ucx import UcxTransport
@@ -13,6 +14,7 @@ TRANSPORTS: dict[str, type[Transport]] = {
     NvlinkTransport.name: NvlinkTransport,
     ShmTransport.name: ShmTransport,
     UcxTransport.name: UcxTransport,
+    NixlTransport.name: NixlTransport,
     LoopbackTransport.name: LoopbackTransport,
 }
 

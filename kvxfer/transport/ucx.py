@@ -55,6 +55,7 @@ _LOOPBACK_DEVICE = "lo"
 _DEFAULTS = (("RNDV_SCHEME", "put_zcopy"),)
 # Rows of this many bytes or more travel by themselves; 0 = the measured best.
 _DIRECT_BYTES = {"auto": 0, "direct": 1, "staged": (1 << 64) - 1}
+ENGINES = tuple(_DIRECT_BYTES)
 # Of transfers that UCX could not end: it may still write there.
 _ABANDONED: list[object] = []
 
@@ -314,7 +315,7 @@ class UcxTransport(Transport):
         if far.is_loopback != near.is_loopback:
             raise NotAvailable(
                 f"this side is bound to {near} and the peer to {far}; bind both to addresses of "
-                "one network (Endpoint(bind_host=...))"
+                "one network (bind_host= of Endpoint, Sender or Receiver)"
             )
 
 

@@ -2,12 +2,9 @@
 
 import os
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +12,7 @@ import numpy as np
 import pytest
 from cache_content import CacheShape, check_content, shape
 from leaks import check_flat, resources
+from listening import listening_hosts
 from peer_host import PeerHost
 from peer_process import ChildProcess, InThisProcess, RemotePeer
 from transport_pairs import UCX, Kind, LinkPair, Pair, linked, require_available
@@ -27,7 +25,6 @@ from kvxfer.transport import Op, Tuning, create_transport
 from kvxfer.transport.ucx import UcxTransport
 
 MIB = 1 << 20
-LISTEN = "0A"  # a state in /proc/net/tcp
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -112,26 +109,6 @@ def test_an_option_that_ucx_does_not_know_is_refused() -> None:
             seed=1,
         )
     near.cache.close()
-
-
-def listening_hosts(pid: int) -> set[str]:
-    """Addresses that a process listens on over TCP."""
-    inodes = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # of the listing of the folder itself
-            inodes.add(str(fd.readlink()).removeprefix("socket:[").removesuffix("]"))
-    hosts = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == LISTEN and fields[9] in inodes:
-                words = bytes.fromhex(fields[1].partition(":")[0])
-                swapped = b"".join(
-                    struct.pack(">I", *struct.unpack("<I", words[at : at + 4]))
-                    for at in range(0, len(words), 4)
-                )
-                hosts.add(socket.inet_ntop(family, swapped))
-    return hosts
 
 
 def test_only_loopback_is_listened_on(pair: Pair) -> None:

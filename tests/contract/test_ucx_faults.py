@@ -17,10 +17,13 @@ from cache_content import check_content, shape
 from peer_host import PeerHost
 from peer_process import ChildProcess
 from transport_pairs import UCX, linked, require_available
+from two_hosts import HOSTS, start_on_host, two_hosts
 
 from kvxfer import Peer
 from kvxfer.errors import KvxferError, PeerLost, TransferTimeout
 from kvxfer.transport.ucx import UcxTransport, _poll
+
+__all__ = ["two_hosts"]  # a fixture
 
 _SIDE = Path(__file__).parents[1] / "helpers" / "ucx_side.py"
 STALL_S = 1.5
@@ -214,46 +217,13 @@ def test_a_transfer_that_is_interrupted_closes_its_link() -> None:
 
 # Two hosts, as far as the network is concerned.
 
-NAMESPACES = ("kvxfer-ucx-a", "kvxfer-ucx-b")
-HOSTS = ("10.213.77.1", "10.213.77.2")
-
-
-def ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20)
-    if done.returncode != 0:
-        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-
-
-@pytest.fixture
-def two_hosts() -> Iterator[None]:
-    """Two network namespaces that a veth pair joins."""
-    try:
-        for name in NAMESPACES:
-            ip("netns", "add", name)
-        ip("link", "add", "kvxfer-va", "netns", NAMESPACES[0], "type", "veth", "peer", "name",
-           "kvxfer-vb", "netns", NAMESPACES[1])  # fmt: skip
-        for name, device, host in zip(NAMESPACES, ("kvxfer-va", "kvxfer-vb"), HOSTS, strict=True):
-            ip("-n", name, "address", "add", f"{host}/30", "dev", device)
-            ip("-n", name, "link", "set", device, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield
-    except OSError as error:
-        pytest.skip(f"no network namespaces here: {error}")
-    finally:
-        for name in NAMESPACES:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20)
-
 
 def on_host(index: int, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        ["ip", "netns", "exec", NAMESPACES[index], sys.executable, str(_SIDE), *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return start_on_host(index, sys.executable, str(_SIDE), *arguments)
 
 
-def test_two_hosts_are_joined_by_their_network(two_hosts: None) -> None:
+@pytest.mark.usefixtures("two_hosts")
+def test_two_hosts_are_joined_by_their_network() -> None:
     server = on_host(0, "serve", HOSTS[0])
     sender = None
     try:

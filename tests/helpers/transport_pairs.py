@@ -35,7 +35,8 @@ SHM_SHARED = Kind("shm", "shared", True)
 SHM_PRIVATE = Kind("shm", "private", True)
 ON_ONE_HOST = [LOOPBACK, SHM_SHARED, SHM_PRIVATE]
 UCX = Kind("ucx", "private", True)
-KINDS = [*ON_ONE_HOST, UCX]
+NIXL = Kind("nixl", "private", True)
+KINDS = [*ON_ONE_HOST, UCX, NIXL]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def test_a_program_runs(program: str, tmp_path: Path) -> None:
 
 
 def test_a_program_that_fails_is_seen(tmp_path: Path) -> None:
-    program = blocks("python", README.read_text(encoding="utf-8"))[0]
+    program = blocks("python", README.read_text(encoding="utf-8"))[1]
     broken = program.replace("prefill.incarnation, 1,", "prefill.incarnation, 2,")
     with pytest.raises(subprocess.CalledProcessError):
         subprocess.run(
@@ -41,7 +41,8 @@ def test_a_program_that_fails_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [*commands("sweep"), *commands("ranks"), *commands("model"), *commands("plan")]
+    "line",
+    [line for name in ("sweep", "ranks", "workers", "model", "plan") for line in commands(name)],
 )
 def test_a_command_runs(line: str, tmp_path: Path) -> None:
     words = shlex.split(line, comments=True)

@@ -10,12 +10,23 @@ from kvxfer.cli.sweep_ranks import parse_devices
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import CATALOGUE, KVKind, Order
 from kvxfer.sweep import SweepOptions
+from kvxfer.transport import TRANSPORTS
 
 
 def options_of(*words: str) -> SweepOptions:
     parser = argparse.ArgumentParser()
     sweep.add_arguments(parser)
     return sweep.parse_options(parser.parse_args(["--transport", "shm", *words]))
+
+
+def test_every_transport_may_be_asked_for() -> None:
+    for name in TRANSPORTS:
+        assert options_of("--tokens", "16", "--transport", name).transport == name
+
+
+def test_memory_makes_no_difference_where_it_is_not_mapped() -> None:
+    assert options_of("--transport", "ucx").memory == ("private",)
+    assert options_of("--transport", "ucx", "--memory", "shared").memory == ("shared",)
 
 
 def test_one_pair_is_the_default() -> None:

@@ -164,7 +164,7 @@ def test_the_figures_belong_together(document: Document) -> None:
     assert 0 < row.latency_us.p50 <= row.latency_us.p90 <= row.latency_us.p99
     assert row.gb_per_s.p50 == pytest.approx(row.total_bytes / row.latency_us.p50 / 1e3)
     assert row.fraction_of_limit == pytest.approx(row.gb_per_s.p50 / row.limit_gb_per_s)
-    assert 0 < row.plan_us.p50 < row.latency_us.p50
+    assert row.plan_us.p50 > 0  # comes before what the latency counts
     assert 0 < row.post_us.p50 < row.latency_us.p50
     assert row.verified
     assert row.actual_path.startswith("one process")

@@ -1,0 +1,374 @@
+"""One NIXL agent of this process: its memory, the agents that it knows, and what they say."""
+
+import functools
+import hashlib
+import importlib
+import logging
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.errors import NotAvailable, PeerLost, ProtocolMismatch, RegistrationError
+from kvxfer.transport.nixl.wire import (
+    ID_BYTES,
+    MAX_METADATA_BYTES,
+    Kind,
+    Message,
+    decode,
+)
+
+# The meta package, then what it stands for.
+_MODULES = ("nixl", "nixl_cu13", "nixl_cu12")
+_DRAM = "DRAM"
+_OWN = "NIXL_INIT_AGENT"
+_MAX_MAIL = 4096
+_PART_S = 0.05
+_PART_ROUNDS = 20
+
+Range = tuple[int, int]  # address, length in bytes
+
+
+@functools.cache
+def load_api() -> Any:
+    """NIXL's Python API.
+
+    Raises:
+        NotAvailable: it is not installed, or does not load.
+    """
+    failure = ""
+    for name in _MODULES:
+        try:
+            with _own_logging():
+                return importlib.import_module(f"{name}._api")
+        except ImportError as error:
+            if error.name != name:
+                failure = str(error)
+    if failure:
+        raise NotAvailable(f"NIXL cannot be imported: {failure}")
+    raise NotAvailable("NIXL is not installed; pip install nixl-cu13")
+
+
+@contextmanager
+def _own_logging() -> Iterator[None]:
+    """Undo what NIXL does to `logging`: what it says goes to standard output, which is not ours."""
+    raises = logging.raiseExceptions
+    had_handlers = bool(logging.getLogger("nixl").handlers)
+    try:
+        yield
+    finally:
+        logging.raiseExceptions = raises
+        if not had_handlers:
+            logger = logging.getLogger("nixl")
+            logger.handlers.clear()
+            logger.propagate = True
+
+
+class Mailbox:
+    """What one reader of an agent has been sent, and a way to wake it."""
+
+    def __init__(self) -> None:
+        self._mail: deque[tuple[str, Message]] = deque(maxlen=_MAX_MAIL)
+        self.is_filled = threading.Event()
+
+    def put(self, sender: str, message: Message) -> None:
+        """Add a message; the oldest goes where nobody reads."""
+        self._mail.append((sender, message))
+        self.is_filled.set()
+
+    def take(self) -> tuple[str, Message] | None:
+        """The oldest message; None for none."""
+        try:
+            return self._mail.popleft()
+        except IndexError:
+            self.is_filled.clear()
+            return None
+
+
+class Agent:
+    """An agent with one back end. All methods may be called from several threads.
+
+    NIXL's own progress thread spins even when idle, so that whoever waits calls :meth:`pump`.
+    """
+
+    def __init__(self, backend: str, params: Mapping[str, str]) -> None:
+        """Start it.
+
+        Raises:
+            NotAvailable: NIXL has no such plug-in, or it does not start.
+        """
+        api = load_api()
+        self.name = f"kvxfer-{uuid.uuid4().hex}"
+        self.backend = backend
+        self.mail = Mailbox()  # of no connection that was posted from here
+        self._api = api
+        self._lock = threading.RLock()
+        self._boxes: dict[bytes, Mailbox] = {}
+        self._known: dict[str, set[bytes]] = {}
+        self._memory: dict[Range, tuple[Any, int]] = {}
+        config = api.nixl_agent_config(enable_prog_thread=False, backends=[])
+        try:
+            self._agent: Any = api.nixl_agent(self.name, config)
+            if backend not in self._agent.get_plugin_list():
+                raise NotAvailable(
+                    f"NIXL has no plug-in {backend!r} here; it has "
+                    f"{', '.join(self._agent.get_plugin_list())}"
+                )
+            self._agent.create_backend(backend, dict(params))
+        except NotAvailable:
+            raise
+        except Exception as error:  # NIXL's bindings have exceptions of their own
+            raise NotAvailable(f"NIXL does not start {backend} with {params}: {error}") from error
+
+    # Memory.
+
+    def register(self, memory: Range) -> None:
+        """Let transfers use a range of host memory; as often as :meth:`deregister` ends it.
+
+        Raises:
+            RegistrationError: NIXL refuses it.
+        """
+        with self._lock:
+            listed, count = self._memory.get(memory, (None, 0))
+            if count == 0:
+                try:
+                    listed = self._agent.register_memory([(*memory, 0, "")], _DRAM)
+                except Exception as error:
+                    raise RegistrationError(
+                        f"NIXL does not register {memory[1]} bytes at {memory[0]:#x}: {error}"
+                    ) from error
+            self._memory[memory] = (listed, count + 1)
+
+    def deregister(self, memory: Range) -> None:
+        """End one :meth:`register`."""
+        with self._lock:
+            listed, count = self._memory.pop(memory)
+            if count > 1:
+                self._memory[memory] = (listed, count - 1)
+            else:
+                self._agent.deregister_memory(listed)
+
+    def holds(self, memory: Range) -> bool:
+        """Whether a registered range has all of it."""
+        address, num_bytes = memory
+        with self._lock:
+            return any(
+                begin <= address and address + num_bytes <= begin + length
+                for begin, length in self._memory
+            )
+
+    def metadata(self, memory: Range | None = None) -> bytes:
+        """How others reach this agent and one registered range."""
+        with self._lock:
+            if memory is None:
+                listed = self._api.nixlBind.nixlRegDList(self._api.nixlBind.DRAM_SEG)
+            else:
+                listed = self._memory[memory][0]
+            made = self._agent.get_partial_agent_metadata(listed, True, [self.backend])
+        return bytes(made)
+
+    # Other agents.
+
+    def know(self, name: str, metadata: bytes) -> None:
+        """Load what another agent says of itself; again for the same is nothing.
+
+        Raises:
+            ProtocolMismatch: it is another's, or not NIXL's.
+        """
+        digest = hashlib.blake2b(metadata, digest_size=16).digest()
+        with self._lock:
+            if digest in self._known.get(name, ()):
+                return
+            if len(metadata) > MAX_METADATA_BYTES:
+                raise ProtocolMismatch(
+                    f"{len(metadata)} bytes of NIXL's metadata; at most {MAX_METADATA_BYTES}"
+                )
+            try:
+                found = self._agent.add_remote_agent(metadata)
+            except Exception as error:
+                raise ProtocolMismatch(f"NIXL does not take a peer's metadata: {error}") from error
+            found = found.decode() if isinstance(found, bytes) else found
+            if found != name:
+                raise ProtocolMismatch(f"metadata of NIXL's agent {found!r} came for {name!r}")
+            self._known.setdefault(name, set()).add(digest)
+
+    def forget(self, name: str) -> None:
+        """Drop an agent that has ended: between two that go on, NIXL would keep sockets."""
+        with self._lock:
+            if self._known.pop(name, None) is not None:
+                try:
+                    self._agent.remove_remote_agent(name)
+                except Exception:
+                    return  # it is gone, which is what was wanted
+
+    def send(self, name: str, message: Message) -> None:
+        """Send a message.
+
+        Raises:
+            PeerLost: the other agent is gone.
+        """
+        with self._lock, _lost(name):
+            self._agent.send_notif(name, message.encode())
+
+    # Reading.
+
+    def open_box(self, connection: bytes) -> Mailbox:
+        """Have the messages of a connection put into a box of their own."""
+        assert len(connection) == ID_BYTES
+        with self._lock:
+            box = self._boxes[connection] = Mailbox()
+        return box
+
+    def close_box(self, connection: bytes) -> None:
+        """Drop a box."""
+        with self._lock:
+            self._boxes.pop(connection, None)
+
+    def pump(self) -> bool:
+        """Let NIXL go on, and sort what has come; whether anything has.
+
+        Raises:
+            PeerLost: the agent is closed.
+        """
+        if not self._lock.acquire(timeout=_PART_S):
+            return False
+        try:
+            if self._agent is None:
+                raise PeerLost("this side's NIXL agent is closed; connect again")
+            found = self._agent.get_new_notifs()
+        finally:
+            self._lock.release()
+        for sender, notifs in found.items():
+            for data in notifs:
+                message = decode(data)
+                if message is not None:
+                    self._sort(sender, message)
+        return bool(found)
+
+    def _sort(self, sender: str, message: Message) -> None:
+        if message.kind is Kind.PARTED:
+            for box in list(self._boxes.values()):
+                box.put(sender, message)
+            self.mail.put(sender, message)
+        else:
+            self._boxes.get(message.connection, self.mail).put(sender, message)
+
+    # Transfers.
+
+    def prepare(
+        self, op: str, near: NDArray[np.uint64], name: str, far: NDArray[np.uint64]
+    ) -> "Prepared":
+        """A transfer from or to rows of ``[n, 3]``: address, length, 0.
+
+        Raises:
+            PeerLost: the other agent is gone, or holds no such memory.
+        """
+        with self._lock, _lost(name):
+            lists = (
+                self._agent.prep_xfer_dlist(_OWN, near, _DRAM, [self.backend]),
+                self._agent.prep_xfer_dlist(name, far, _DRAM, [self.backend]),
+            )
+            every = np.arange(len(near), dtype=np.int32)
+            handle = self._agent.make_prepped_xfer(
+                op, lists[0], every, lists[1], every, b"", [self.backend]
+            )
+        return Prepared(self, name, handle, lists)
+
+    def close(self) -> None:
+        """Tell the others, and end; what was prepared must have been released."""
+        with self._lock:
+            agent = self._agent
+            if agent is None:
+                return
+            for name in list(self._known):
+                try:
+                    self.send(name, Message(bytes(ID_BYTES), Kind.PARTED))
+                except PeerLost:
+                    continue
+            for _ in range(_PART_ROUNDS):  # what was sent leaves only as NIXL goes on
+                agent.get_new_notifs()
+            for name in list(self._known):
+                self.forget(name)
+            for listed, _ in self._memory.values():
+                agent.deregister_memory(listed)
+            self._memory.clear()
+            self._agent = None
+
+
+class Prepared:
+    """A transfer that may be posted again and again, one at a time."""
+
+    def __init__(self, agent: Agent, name: str, handle: Any, lists: tuple[Any, Any]) -> None:
+        self._agent, self._name, self._handle, self._lists = agent, name, handle, lists
+        self._state = "DONE"
+
+    def post(self, message: Message | None = None) -> None:
+        """Start it; ``message`` arrives once the bytes are visible at the far side."""
+        with self._agent._lock, _lost(self._name):
+            data = b"" if message is None else message.encode()
+            self._state = self._agent._agent.transfer(self._handle, data)
+        self._require_sound()
+
+    def poll(self) -> bool:
+        """Whether it has ended.
+
+        Raises:
+            PeerLost: it failed.
+        """
+        if self._state == "PROC":
+            with self._agent._lock, _lost(self._name):
+                self._state = self._agent._agent.check_xfer_state(self._handle)
+            self._require_sound()
+        return self._state == "DONE"
+
+    def _require_sound(self) -> None:
+        if self._state not in ("PROC", "DONE"):
+            raise PeerLost(f"NIXL ended a transfer with {self._name} as {self._state}")
+
+    def release(self) -> bool:
+        """Give it back; False where NIXL still works on it, and its memory must stay."""
+        with self._agent._lock:
+            try:
+                self._agent._agent.release_xfer_handle(self._handle)
+                for one in self._lists:
+                    self._agent._agent.release_dlist_handle(one)
+            except Exception:
+                return False
+        return True
+
+
+class Pause:
+    """Waits between two looks, longer the longer nothing has happened."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._since = time.perf_counter()
+
+    def reset(self) -> None:
+        """Something has happened."""
+        self._since = time.perf_counter()
+
+    def wait(self, longest_s: float | None = None) -> None:
+        """Give the CPU away, for a while where it has been quiet."""
+        quiet_s = time.perf_counter() - self._since
+        if quiet_s < 200e-6:
+            os.sched_yield()
+        else:
+            time.sleep(min(quiet_s / 8, longest_s or self._longest_s))
+
+
+@contextmanager
+def _lost(name: str) -> Iterator[None]:
+    try:
+        yield
+    except PeerLost:
+        raise
+    except Exception as error:  # NIXL's bindings have exceptions of their own
+        raise PeerLost(f"NIXL's agent {name} is not reached: {error}") from error
