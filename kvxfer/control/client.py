@@ -31,7 +31,8 @@ _REFUSALS = {
         "the peer is another service, or one side has a key and the other has none"
     ),
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: (
-        "the peer ends the connection, as one with another key does"
+        "the peer ends the connection, as one with another key does, or one side has a key and "
+        "the other has none"
     ),
 }
 _ReplyT = TypeVar("_ReplyT", bound=msgspec.Struct)

@@ -57,4 +57,5 @@ def start_on_host(index: int, *words: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd="/",  # in a source tree Python would find a kvxfer/ without _core
     )
