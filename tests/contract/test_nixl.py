@@ -123,7 +123,12 @@ def test_nixl_that_is_not_installed_is_a_reason() -> None:
         "print(found.available, found.reason)\n"
     )
     found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd="/",  # in a source tree Python would find a kvxfer/ without _core
     )
     assert "False NIXL" in found.stdout
 
