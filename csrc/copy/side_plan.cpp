@@ -34,14 +34,32 @@ void require_range(std::uint64_t first, std::uint64_t count, std::size_t limit, 
                                              std::to_string(limit));
 }
 
-}  // namespace
+/// The members of a plan's tables that belong to one of its sides.
+struct SideMembers {
+  const std::uint64_t* CopyPlan::* planes;
+  std::uint32_t Segment::* block;
+  std::uint32_t Segment::* slot;
+  std::uint64_t CopyBox::* block_stride;
+  std::uint64_t CopyBox::* slot_stride;
+  std::uint64_t RowAxis::* stride;
+};
 
-SidePlan SidePlan::source(const CopyPlan& plan) {
+constexpr SideMembers kSource{&CopyPlan::src_planes,     &Segment::src_block,
+                              &Segment::src_slot,        &CopyBox::src_block_stride,
+                              &CopyBox::src_slot_stride, &RowAxis::src_stride};
+constexpr SideMembers kDestination{&CopyPlan::dst_planes,     &Segment::dst_block,
+                                   &Segment::dst_slot,        &CopyBox::dst_block_stride,
+                                   &CopyBox::dst_slot_stride, &RowAxis::dst_stride};
+
+/// One side as a source has it, but for what only a source needs: scales and the conversion.
+SidePlan side_of(const CopyPlan& plan, const SideMembers& members) {
   SidePlan side;
-  side.planes.assign(plan.src_planes, plan.src_planes + plan.num_planes);
+  const std::uint64_t* planes = plan.*members.planes;
+  side.planes.assign(planes, planes + plan.num_planes);
   side.segments.reserve(plan.num_segments);
   for (std::uint32_t at = 0; at < plan.num_segments; ++at) {
-    side.segments.push_back({plan.segments[at].src_block, plan.segments[at].src_slot});
+    const Segment& segment = plan.segments[at];
+    side.segments.push_back({segment.*members.block, segment.*members.slot});
   }
   for (std::uint32_t at = 0; at < plan.num_boxes; ++at) {
     const CopyBox& box = plan.boxes[at];
@@ -49,39 +67,32 @@ SidePlan SidePlan::source(const CopyPlan& plan) {
                           box.num_planes,
                           box.first_segment,
                           box.num_segments,
-                          box.src_block_stride,
-                          box.src_slot_stride,
-                          {box.outer.count, box.outer.scale_step, box.outer.src_stride},
-                          {box.inner.count, box.inner.scale_step, box.inner.src_stride},
+                          box.*members.block_stride,
+                          box.*members.slot_stride,
+                          {box.outer.count, box.outer.scale_step, box.outer.*members.stride},
+                          {box.inner.count, box.inner.scale_step, box.inner.*members.stride},
                           box.run_bytes,
                           box.first_scale,
                           box.scale_plane_step});
   }
+  return side;
+}
+
+}  // namespace
+
+SidePlan SidePlan::source(const CopyPlan& plan) {
+  SidePlan side = side_of(plan, kSource);
   side.inverse_scales.assign(plan.inverse_scales, plan.inverse_scales + plan.num_scales);
   side.conversion = plan.conversion;
   return side;
 }
 
 SidePlan SidePlan::destination(const CopyPlan& plan) {
-  SidePlan side;
-  side.planes.assign(plan.dst_planes, plan.dst_planes + plan.num_planes);
-  side.segments.reserve(plan.num_segments);
-  for (std::uint32_t at = 0; at < plan.num_segments; ++at) {
-    side.segments.push_back({plan.segments[at].dst_block, plan.segments[at].dst_slot});
-  }
-  for (std::uint32_t at = 0; at < plan.num_boxes; ++at) {
-    const CopyBox& box = plan.boxes[at];
-    side.boxes.push_back({box.first_plane,
-                          box.num_planes,
-                          box.first_segment,
-                          box.num_segments,
-                          box.dst_block_stride,
-                          box.dst_slot_stride,
-                          {box.outer.count, 0, box.outer.dst_stride},
-                          {box.inner.count, 0, box.inner.dst_stride},
-                          box.run_bytes / plan.shrink(),
-                          0,
-                          0});
+  SidePlan side = side_of(plan, kDestination);
+  for (Box& box : side.boxes) {
+    box.run_bytes /= plan.shrink();
+    box.outer.scale_step = box.inner.scale_step = 0;
+    box.first_scale = box.scale_plane_step = 0;
   }
   return side;
 }

@@ -54,11 +54,7 @@ class Side:
 
     def ranks(self) -> tuple[TPLayout, ...]:
         """All ranks, those of the first pipeline stage first."""
-        return tuple(
-            TPLayout(self.tp, tp_rank, pp_size=self.pp, pp_rank=pp_rank)
-            for pp_rank in range(self.pp)
-            for tp_rank in range(self.tp)
-        )
+        return TPLayout.all_of(self.tp, self.pp)
 
     def __str__(self) -> str:
         """The text that `parse_side` reads as this side."""

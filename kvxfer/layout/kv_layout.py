@@ -141,6 +141,16 @@ class KVLayout:
         at = axes.index("inner")
         return (*axes[:at], *_INNER[self.order], *axes[at + 1 :])
 
+    def axis_sizes(self, num_blocks: int) -> dict[str, int]:
+        """Entries along each of `axes`, in a cache of ``num_blocks`` blocks."""
+        return {
+            "layer": self.num_layers,
+            "kv": self.num_vectors,
+            "block": num_blocks,
+            "token": self.block_size,
+            "head": self.num_kv_heads,
+        }
+
     @property
     def num_vectors(self) -> int:
         """Vectors of one token and head in a layer: 2 (K and V), or 1 (the latent of MLA)."""

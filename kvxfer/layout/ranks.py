@@ -45,6 +45,19 @@ class TPLayout:
             object.__setattr__(self, f"{axis}_size", size)
             object.__setattr__(self, f"{axis}_rank", checked)
 
+    @classmethod
+    def all_of(cls, tp_size: int, pp_size: int) -> "tuple[TPLayout, ...]":
+        """All ranks of a grid, those of the first pipeline stage first.
+
+        Raises:
+            InvalidUsage: a size is outside its limits.
+        """
+        return tuple(
+            cls(tp_size, tp_rank, pp_size=pp_size, pp_rank=pp_rank)
+            for pp_rank in range(pp_size)
+            for tp_rank in range(tp_size)
+        )
+
     def heads_of(self, num_kv_heads: int) -> range:
         """The KV heads of this rank, a contiguous range that is never empty.
 

@@ -24,13 +24,7 @@ class Strides:
     @classmethod
     def dense(cls, layout: KVLayout, num_blocks: int) -> "Strides":
         """Those of one array without gaps, its axes in the order of `KVLayout.axes`."""
-        sizes = {
-            "layer": layout.num_layers,
-            "kv": layout.num_vectors,
-            "block": num_blocks,
-            "token": layout.block_size,
-            "head": layout.num_kv_heads,
-        }
+        sizes = layout.axis_sizes(num_blocks)
         strides, step = {}, layout.vector_bytes
         for axis in reversed(layout.axes):
             strides[f"{axis}_bytes"] = step

@@ -46,13 +46,7 @@ def require_fitting(
 
 
 def _axes(layout: KVLayout, num_arrays: int, num_blocks: int) -> tuple[list[str], list[int]]:
-    sizes = {
-        "layer": layout.num_layers,
-        "kv": layout.num_vectors,
-        "block": num_blocks,
-        "token": layout.block_size,
-        "head": layout.num_kv_heads,
-    }
+    sizes = layout.axis_sizes(num_blocks)
     left = num_arrays
     for axis in layout.axes[:2]:  # arrays are cut along the slowest axes
         if left == 1:

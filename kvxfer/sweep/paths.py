@@ -7,13 +7,12 @@ from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS, SweepOptions
 from kvxfer.transport import create_transport
 from kvxfer.transport.device_copy import ENGINES as DEVICE_ENGINES
 from kvxfer.transport.host_copy import ENGINES as HOST_ENGINES
-from kvxfer.transport.nixl import ENGINES as NIXL_ENGINES
-from kvxfer.transport.ucx import ENGINES as UCX_ENGINES
+from kvxfer.transport.network_link import ENGINES as NETWORK_ENGINES
 
 _ENGINES = {
     "nvlink": tuple(DEVICE_ENGINES),
-    "ucx": UCX_ENGINES,
-    "nixl": NIXL_ENGINES,
+    "ucx": NETWORK_ENGINES,
+    "nixl": NETWORK_ENGINES,
 }  # of the others HOST_ENGINES
 
 

@@ -14,7 +14,6 @@ process.
 import importlib.util
 import ipaddress
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -31,12 +30,9 @@ from kvxfer.transport.base import (
     Availability,
     Capabilities,
     Export,
-    FinishedTransfer,
     Link,
     Op,
-    Transfer,
     Transport,
-    Tuning,
 )
 from kvxfer.transport.board import (
     NUM_SLOTS,
@@ -46,7 +42,8 @@ from kvxfer.transport.board import (
     decode_spec,
     slot_of,
 )
-from kvxfer.transport.host_copy import default_num_threads, plan_tables, refuse_gpu_options
+from kvxfer.transport.host_copy import default_num_threads, plan_tables
+from kvxfer.transport.network_link import NetworkLink
 
 _SECRET_BYTES = 16
 _SLICE_S = 0.2
@@ -55,7 +52,6 @@ _LOOPBACK_DEVICE = "lo"
 _DEFAULTS = (("RNDV_SCHEME", "put_zcopy"),)
 # Rows of this many bytes or more travel by themselves; 0 = the measured best.
 _DIRECT_BYTES = {"auto": 0, "direct": 1, "staged": (1 << 64) - 1}
-ENGINES = tuple(_DIRECT_BYTES)
 # Of transfers that UCX could not end: it may still write there.
 _ABANDONED: list[object] = []
 
@@ -131,51 +127,32 @@ class _UcxExport(Export):
         self._server.close()
 
 
-class _UcxLink(Link):
+class _UcxLink(NetworkLink):
+    transport = "ucx"
+    direct_bytes = _DIRECT_BYTES
+
     def __init__(
         self,
         native: _core.UcxLink,
         regions: Sequence[_RegionSpec],
         kept: Sequence[object],
     ) -> None:
+        super().__init__()
         self._native: _core.UcxLink | None = native
         self._kept = list(kept)  # what a transfer reads and writes here, for as long as UCX may
-        self._lock = threading.Lock()
         self._sequence = native.first_sequence
         self.region_addresses = np.array([region.address for region in regions], np.uint64)
         self.region_bytes = [region.num_bytes for region in regions]
         self.path = f"ucx {native.transports}"
 
-    def post(
-        self,
-        plan: CopyPlan,
-        op: Op,
-        *,
-        tuning: Tuning | None = None,
-        after_stream: int | None = None,
-    ) -> Transfer:
-        """Move now, in the calling thread and the pool's; the GIL is released meanwhile."""
-        tuning = tuning or Tuning()
-        refuse_gpu_options(tuning, after_stream)
-        if tuning.engine not in _DIRECT_BYTES:
-            raise InvalidUsage(f"engine {tuning.engine!r} with ucx; use auto, direct or staged")
-        with self._lock:
-            path = self._copy(plan, op, tuning.engine)
-            self._sequence += 1
-            return FinishedTransfer(plan.total_bytes, path, self._sequence)
-
-    def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
+    def _copy(self, plan: CopyPlan, op: Op, direct_bytes: int) -> str:
         native = self._native
         if native is None:
             raise InvalidUsage("this link is closed; connect again")
         start = native.start_put if op is Op.PUT else native.start_get
-        start(plan_tables(plan), self._sequence + 1, _DIRECT_BYTES[engine])
+        start(plan_tables(plan), self._sequence + 1, direct_bytes)
         _poll(native)
         return self.path
-
-    def limit_tuning(self) -> Tuning:
-        """No copy on either side."""
-        return Tuning(engine="direct")
 
     def close(self) -> None:
         """Refuse later transfers, wait for one that runs, and end the connection."""

@@ -13,13 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 from cache_content import check_content, shape
-from leaks import check_flat, resources
+from leaks import check_flat
 from listening import listening_hosts
 from peer_host import PeerHost
 from peer_process import ChildProcess
-from transport_pairs import NIXL, Kind, LinkPair, Pair, require_available
+from transport_pairs import NIXL, Kind, LinkPair, Pair, linked_to_child, require_available
 
-from kvxfer import Peer
 from kvxfer.control import ControlClient, InitReply, InitRequest
 from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, PeerLost, TransferTimeout
 from kvxfer.layout import CopyPlan
@@ -71,16 +70,11 @@ def test_only_loopback_is_listened_on(pair: Pair) -> None:
 
 
 def test_100_connections_leave_nothing_on_either_side(pair: Pair) -> None:
-    def both_sides() -> dict[str, int]:
-        near = {f"near {name}": value for name, value in resources().items()}
-        far = {f"far {name}": value for name, value in pair.remote.call("resources").items()}
-        return near | far
-
     def cycle() -> None:
         with pair.local.endpoint.connect(pair.remote_opened["addresses"]) as peer:
             peer.put([0], [1])
 
-    check_flat(both_sides, cycle, num_cycles=100)
+    check_flat(pair.resources, cycle, num_cycles=100)
 
 
 def test_a_plan_of_other_addresses_is_refused_and_the_link_stands(pair: Pair) -> None:
@@ -295,26 +289,6 @@ LARGE = shape(num_layers=1, num_kv_heads=8, head_dim=128, block_size=64, num_blo
 IDS = list(range(LARGE.num_blocks))
 
 
-@contextmanager
-def linked_to_child(child: ChildProcess) -> Iterator[tuple[PeerHost, Peer]]:
-    """This side, which gives a transfer up after STALL_S, and its link to a large cache there."""
-    opened = child.open(LARGE, seed=2, memory="private", transport="nixl")
-    local = PeerHost()
-    local.open(
-        layout=LARGE.fields,
-        num_blocks=LARGE.num_blocks,
-        num_arrays=1,
-        memory="private",
-        transport=NixlTransport(2, stall_s=STALL_S),  # type: ignore[arg-type]
-        seed=1,
-    )
-    try:
-        with local.endpoint.connect(opened["addresses"], deadline_s=1.0) as peer:
-            yield local, peer
-    finally:
-        local.close()
-
-
 def error_of(post: Callable[[], object], stop: Callable[[], None]) -> KvxferError:
     """What posts one behind another end with, once ``stop`` has come in between."""
     post()
@@ -331,7 +305,10 @@ def error_of(post: Callable[[], object], stop: Callable[[], None]) -> KvxferErro
 @pytest.mark.parametrize("engine", ["direct", "staged"])
 @pytest.mark.parametrize("operation", ["put", "get"])
 def test_a_killed_peer_is_lost(operation: str, engine: str) -> None:
-    with ChildProcess() as child, linked_to_child(child) as (local, peer):
+    with (
+        ChildProcess() as child,
+        linked_to_child(child, LARGE, NixlTransport(2, stall_s=STALL_S)) as (local, peer),
+    ):
         post = getattr(peer, operation)
         error = error_of(lambda: post(IDS, IDS, tuning=Tuning(engine=engine)), child.kill)
         assert isinstance(error, PeerLost)
@@ -343,7 +320,10 @@ def test_a_killed_peer_is_lost(operation: str, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["direct", "staged"])
 def test_a_peer_that_hangs_is_given_up(engine: str) -> None:
-    with ChildProcess() as child, linked_to_child(child) as (_, peer):
+    with (
+        ChildProcess() as child,
+        linked_to_child(child, LARGE, NixlTransport(2, stall_s=STALL_S)) as (_, peer),
+    ):
 
         def post() -> None:
             peer.put(IDS, IDS, tuning=Tuning(engine=engine))

@@ -56,12 +56,6 @@ def test_the_memory_check_sees_a_hidden_copy(
         assert transfer_all(pair, LARGE) > LARGE.array_bytes // 2 > MAX_GROWTH_BYTES
 
 
-def both_sides(pair: Pair) -> dict[str, int]:
-    near = {f"near {name}": value for name, value in resources().items()}
-    far = {f"far {name}": value for name, value in pair.remote.call("resources").items()}
-    return near | far
-
-
 def test_connecting_and_closing_leaves_nothing_on_either_side(pair: Pair) -> None:
     addresses = pair.remote_opened["addresses"]
 
@@ -71,7 +65,7 @@ def test_connecting_and_closing_leaves_nothing_on_either_side(pair: Pair) -> Non
             peer.put([0], [1])
             peer.abort("r")
 
-    check_flat(lambda: both_sides(pair), cycle, num_cycles=50)
+    check_flat(lambda: pair.resources(), cycle, num_cycles=50)
 
 
 def test_endpoints_that_come_and_go_leave_nothing_on_either_side(pair: Pair) -> None:
@@ -91,7 +85,7 @@ def test_endpoints_that_come_and_go_leave_nothing_on_either_side(pair: Pair) -> 
             peer.get([0], [1])
         near.close()
 
-    check_flat(lambda: both_sides(pair), cycle, num_cycles=50)
+    check_flat(lambda: pair.resources(), cycle, num_cycles=50)
 
 
 def test_endpoints_of_one_cache_leave_nothing_with_it(pair: Pair) -> None:
@@ -141,7 +135,7 @@ def test_refused_connections_leave_nothing_on_either_side(pair: Pair) -> None:
             near.endpoint.connect(pair.remote_opened["addresses"])
 
     try:
-        check_flat(lambda: both_sides(pair), cycle, num_cycles=50)
+        check_flat(lambda: pair.resources(), cycle, num_cycles=50)
     finally:
         near.close()
 
@@ -155,7 +149,7 @@ def test_the_leak_check_fails_on_a_connection_that_is_kept(pair: Pair) -> None:
 
     try:
         with pytest.raises(AssertionError, match=r"leak over 5 cycles.*near fds"):
-            check_flat(lambda: both_sides(pair), cycle, num_cycles=5, settle_s=0.2)
+            check_flat(lambda: pair.resources(), cycle, num_cycles=5, settle_s=0.2)
     finally:
         for peer in kept:
             peer.close()

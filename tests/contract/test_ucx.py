@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from cache_content import CacheShape, check_content, shape
-from leaks import check_flat, resources
+from leaks import check_flat
 from listening import listening_hosts
 from peer_host import PeerHost
 from peer_process import ChildProcess, InThisProcess, RemotePeer
@@ -205,16 +205,11 @@ def test_a_slot_of_the_board_is_in_use_while_its_peer_is_linked(
 
 
 def test_200_connections_leave_nothing_on_either_side(pair: Pair) -> None:
-    def both_sides() -> dict[str, int]:
-        near = {f"near {name}": value for name, value in resources().items()}
-        far = {f"far {name}": value for name, value in pair.remote.call("resources").items()}
-        return near | far
-
     def cycle() -> None:
         with pair.local.endpoint.connect(pair.remote_opened["addresses"]) as peer:
             peer.put([0], [1])
 
-    check_flat(both_sides, cycle, num_cycles=200)
+    check_flat(pair.resources, cycle, num_cycles=200)
 
 
 def test_a_plan_of_other_addresses_is_refused_and_the_link_stands(pair: Pair) -> None:

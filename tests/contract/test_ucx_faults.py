@@ -6,17 +6,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ucx_side
 from cache_content import check_content, shape
-from peer_host import PeerHost
 from peer_process import ChildProcess
-from transport_pairs import UCX, linked, require_available
+from transport_pairs import UCX, linked, linked_to_child, require_available
 from two_hosts import HOSTS, start_on_host, two_hosts
 
 from kvxfer import Peer
@@ -36,26 +33,6 @@ IDS = list(range(LARGE.num_blocks))
 @pytest.fixture(scope="module", autouse=True)
 def available() -> None:
     require_available(UCX)
-
-
-@contextmanager
-def linked_to_child(child: ChildProcess) -> Iterator[tuple[PeerHost, Peer]]:
-    """This side, which gives a transfer up after STALL_S, and its link to a large cache there."""
-    opened = child.open(LARGE, seed=2, memory="private", transport="ucx")
-    local = PeerHost()
-    local.open(
-        layout=LARGE.fields,
-        num_blocks=LARGE.num_blocks,
-        num_arrays=1,
-        memory="private",
-        transport=UcxTransport(2, stall_s=STALL_S),  # type: ignore[arg-type]
-        seed=1,
-    )
-    try:
-        with local.endpoint.connect(opened["addresses"], deadline_s=1.0) as peer:
-            yield local, peer
-    finally:
-        local.close()
 
 
 class Posted:
@@ -93,7 +70,10 @@ class Posted:
 
 @pytest.mark.parametrize("operation", ["put", "get"])
 def test_a_peer_killed_halfway_is_lost(operation: str) -> None:
-    with ChildProcess() as child, linked_to_child(child) as (local, peer):
+    with (
+        ChildProcess() as child,
+        linked_to_child(child, LARGE, UcxTransport(2, stall_s=STALL_S)) as (local, peer),
+    ):
         posted = Posted(peer, operation)
         child.kill()
         error = posted.error()
@@ -108,7 +88,10 @@ def test_a_peer_killed_halfway_is_lost(operation: str) -> None:
 
 @pytest.mark.parametrize("operation", ["put", "get"])
 def test_a_peer_that_hangs_halfway_is_given_up(operation: str) -> None:
-    with ChildProcess() as child, linked_to_child(child) as (_, peer):
+    with (
+        ChildProcess() as child,
+        linked_to_child(child, LARGE, UcxTransport(2, stall_s=STALL_S)) as (_, peer),
+    ):
         posted = Posted(peer, operation)
         os.kill(child.pid, signal.SIGSTOP)
         try:
@@ -124,7 +107,10 @@ def test_a_peer_that_hangs_halfway_is_given_up(operation: str) -> None:
 
 
 def test_a_hung_peer_that_comes_back_in_time_is_waited_for() -> None:
-    with ChildProcess() as child, linked_to_child(child) as (_, peer):
+    with (
+        ChildProcess() as child,
+        linked_to_child(child, LARGE, UcxTransport(2, stall_s=STALL_S)) as (_, peer),
+    ):
         posted = Posted(peer, "put")
         os.kill(child.pid, signal.SIGSTOP)
         time.sleep(STALL_S / 3)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from cache_content import Bytes, CacheShape, check_content, shape
+from leaks import resources
 from peer_host import PeerHost
 from peer_process import RemotePeer
 
 from kvxfer import Peer
 from kvxfer.errors import NotAvailable
-from kvxfer.transport import available_transports
+from kvxfer.transport import Transport, available_transports
 
 LOCAL_SEED = 1
 REMOTE_SEED = 2
@@ -48,6 +49,12 @@ class Pair:
     remote: RemotePeer
     peer: Peer
     remote_opened: dict[str, Any]
+
+    def resources(self) -> dict[str, int]:
+        """What both processes hold."""
+        near = {f"near {name}": value for name, value in resources().items()}
+        far = {f"far {name}": value for name, value in self.remote.call("resources").items()}
+        return near | far
 
     def check_both(self, *, local: Bytes | None = None, remote: Bytes | None = None) -> None:
         """Every byte of both sides, guards included; None stands for what it was filled with."""
@@ -111,3 +118,25 @@ def require_available(kind: Kind) -> None:
 def _connect(kind: Kind, local: PeerHost, addresses: dict[str, str], **args: Any) -> Peer:
     with skip_without_attach(kind):
         return local.endpoint.connect(addresses, **args)
+
+
+@contextmanager
+def linked_to_child(
+    child: RemotePeer, cache: CacheShape, transport: Transport
+) -> Iterator[tuple[PeerHost, Peer]]:
+    """This side, which posts by ``transport``, and its link to a cache in a child."""
+    opened = child.open(cache, seed=2, memory="private", transport=transport.name)
+    local = PeerHost()
+    local.open(
+        layout=cache.fields,
+        num_blocks=cache.num_blocks,
+        num_arrays=1,
+        memory="private",
+        transport=transport,  # type: ignore[arg-type]
+        seed=1,
+    )
+    try:
+        with local.endpoint.connect(opened["addresses"], deadline_s=1.0) as peer:
+            yield local, peer
+    finally:
+        local.close()

@@ -10,7 +10,6 @@ metadata is parsed by NIXL. It travels sealed by a hash, against damage, on the 
 key says who is admitted. With UCX and a loopback bind, the default, NIXL keeps to that device.
 """
 
-from kvxfer.transport.nixl.link import ENGINES
 from kvxfer.transport.nixl.transport import NixlTransport
 
-__all__ = ["ENGINES", "NixlTransport"]
+__all__ = ["NixlTransport"]

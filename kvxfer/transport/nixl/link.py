@@ -1,6 +1,5 @@
 """The side that posts."""
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -10,8 +9,8 @@ import numpy as np
 from kvxfer.errors import InvalidUsage, KvxferError, PeerLost, ProtocolMismatch, TransferTimeout
 from kvxfer.layout import CopyPlan
 from kvxfer.layout.copy_plan import CopyBox
-from kvxfer.transport.base import FinishedTransfer, Link, Op, Transfer, Tuning
-from kvxfer.transport.host_copy import refuse_gpu_options
+from kvxfer.transport.base import Op
+from kvxfer.transport.network_link import NetworkLink
 from kvxfer.transport.nixl import pieces, wire
 from kvxfer.transport.nixl.agent import Agent, Range
 from kvxfer.transport.nixl.conversation import Conversation, Far
@@ -21,14 +20,16 @@ from kvxfer.transport.nixl.wire import Kind
 # Rows of this many bytes or more travel by themselves: measured on one host, where NIXL's UCX
 # copies from process to process, and over TCP.
 _DIRECT_BYTES = {"auto": 8 << 10, "direct": 1, "staged": 1 << 63}
-ENGINES = tuple(_DIRECT_BYTES)
 _MAX_DESCRIPTORS = 16 << 10
 _MAX_POST_BYTES = 256 << 20
 _OPS = {Op.PUT: "WRITE", Op.GET: "READ"}
 
 
-class NixlLink(Link):
-    """A link that copies in ``post`` itself."""
+class NixlLink(NetworkLink):
+    """A link between two agents."""
+
+    transport = "nixl"
+    direct_bytes = _DIRECT_BYTES
 
     def __init__(
         self,
@@ -47,9 +48,9 @@ class NixlLink(Link):
         Raises:
             PeerLost: the peer is gone, or does not answer within ``connect_s``.
         """
+        super().__init__()
         self._undo = undo
         self._agent, self._far, self._near = agent, far, tuple(near)
-        self._lock = threading.Lock()
         self._is_broken = self._is_closed = False
         self._talk = Conversation(agent, far, stall_s)
         self._slots: Slots | None = None
@@ -74,24 +75,6 @@ class NixlLink(Link):
         self._slots = Slots(self._agent, self._far, self._talk, welcome, num_threads)
         self._sequence = welcome.sequence
 
-    def post(
-        self,
-        plan: CopyPlan,
-        op: Op,
-        *,
-        tuning: Tuning | None = None,
-        after_stream: int | None = None,
-    ) -> Transfer:
-        """Move now, in the calling thread and the pool's; the GIL is released meanwhile."""
-        tuning = tuning or Tuning()
-        refuse_gpu_options(tuning, after_stream)
-        if tuning.engine not in ENGINES:
-            raise InvalidUsage(f"engine {tuning.engine!r} with nixl; use auto, direct or staged")
-        with self._lock:
-            path = self._copy(plan, op, tuning.engine)
-            self._sequence += 1
-            return FinishedTransfer(plan.total_bytes, path, self._sequence)
-
     def require_open(self) -> None:
         """Check the peer's process where it is on this host, and whether it has said farewell."""
         if self._lock.acquire(blocking=False):  # a transfer under way sees it by itself
@@ -115,9 +98,9 @@ class NixlLink(Link):
             self._break()
             raise
 
-    def _copy(self, plan: CopyPlan, op: Op, engine: str) -> str:
+    def _copy(self, plan: CopyPlan, op: Op, direct_bytes: int) -> str:
         self._require_open()
-        direct, staged = self._share(plan, op, _DIRECT_BYTES[engine])
+        direct, staged = self._share(plan, op, direct_bytes)
         number = self._sequence + 1
         is_begun = False
         try:
@@ -183,10 +166,6 @@ class NixlLink(Link):
                         ABANDONED.append((prepared, self._undo.pop_all()))
 
     # The end.
-
-    def limit_tuning(self) -> Tuning:
-        """No copy on either side."""
-        return Tuning(engine="direct")
 
     def _break(self) -> None:
         """End the connection; the link refuses from now on."""
