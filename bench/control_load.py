@@ -15,6 +15,7 @@ from kvxfer.control import (
     Done,
     ReserveReply,
     ReserveRequest,
+    TableSpec,
 )
 from kvxfer.session.block_pool import BlockPool
 
@@ -37,7 +38,7 @@ def serve() -> None:
         ids = pool.reserve(request.incarnation, request.request_id, request.num_blocks)
         if ids is None:
             return ReserveReply(request_id=request.request_id, state="wait", retry_after_s=0.01)
-        return ReserveReply(request_id=request.request_id, state="granted", block_ids=ids)
+        return ReserveReply(request_id=request.request_id, state="granted", tables=[TableSpec(ids)])
 
     def commit(request: CommitRequest) -> Done:
         nonlocal num_calls

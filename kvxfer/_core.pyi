@@ -7,7 +7,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['ArrayInfo', 'BuildInfo', 'CompletionBoard', 'CopyEngine', 'CopyFault', 'DeviceBuffer', 'DeviceCopier', 'DeviceInfo', 'IpcExport', 'IpcMapping', 'PatternMismatch', 'PatternTables', 'PlanTables', 'PointerInfo', 'ProcessIdentity', 'SharedSegment', 'UcxContext', 'UcxLink', 'UcxMemory', 'UcxServer', 'UcxSettings', 'WorkerPool', 'buffer_id', 'build_info', 'can_access_peer', 'device_count', 'device_info', 'no_device_reason', 'paged_copy_host', 'paged_copy_process_vm', 'pattern_check_device', 'pattern_check_host', 'pattern_fill_device', 'pattern_fill_host', 'pointer_info', 'process_identity', 'read_dlpack', 'require_same_process', 'ucx_load']
+__all__: list[str] = ['ArrayInfo', 'BuildInfo', 'ChaseResult', 'CompletionBoard', 'CopyEngine', 'CopyFault', 'DeviceBuffer', 'DeviceContext', 'DeviceCopier', 'DeviceInfo', 'IpcExport', 'IpcMapping', 'PatternMismatch', 'PatternTables', 'PinnedRange', 'PlanTables', 'PointerInfo', 'ProcessIdentity', 'SharedSegment', 'StreamMark', 'UcxContext', 'UcxLink', 'UcxMemory', 'UcxServer', 'UcxSettings', 'WorkerPool', 'buffer_id', 'build_info', 'can_access_peer', 'chase_pointers', 'device_count', 'device_info', 'enable_peer_access', 'no_device_reason', 'paged_copy_host', 'paged_copy_process_vm', 'pattern_check_device', 'pattern_check_host', 'pattern_fill_device', 'pattern_fill_host', 'pointer_info', 'process_identity', 'read_dlpack', 'require_same_process', 'ucx_load']
 class BuildInfo:
     """
     How this core was built.
@@ -211,6 +211,32 @@ class DeviceBuffer:
     @property
     def num_bytes(self) -> int:
         ...
+class DeviceContext:
+    """
+    A GPU's primary context: current in a thread from enter to leave.
+    """
+    def __init__(self, device: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def enter(self) -> None:
+        ...
+    def leave(self) -> None:
+        ...
+class PinnedRange:
+    """
+    Host memory that is page-locked while this lives.
+    """
+    def __init__(self, address: typing.SupportsInt | typing.SupportsIndex, num_bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+class ChaseResult:
+    """
+    What a GPU read last, and how long a read took.
+    """
+    @property
+    def last_index(self) -> int:
+        ...
+    @property
+    def ns_per_hop(self) -> float:
+        ...
 class IpcExport:
     """
     A device range made openable for other processes.
@@ -354,13 +380,27 @@ class CopyFault:
     @property
     def value(self) -> int:
         ...
+class StreamMark:
+    """
+    A point in a CUDA stream's work: all that was queued on it when this object was made.
+    """
+    def __init__(self, device: typing.SupportsInt | typing.SupportsIndex, stream: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def is_reached(self) -> bool:
+        """
+        Whether the work before the mark is done.
+        """
+    @property
+    def device(self) -> int:
+        ...
 class DeviceCopier:
     """
     Runs copy plans on one GPU, in order.
     """
+    MAX_IN_FLIGHT: typing.ClassVar[int] = 64
     def __init__(self, device: typing.SupportsInt | typing.SupportsIndex, board_address: typing.SupportsInt | typing.SupportsIndex, board_slots: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
-    def post(self, tables: PlanTables, slot: typing.SupportsInt | typing.SupportsIndex, sequence: typing.SupportsInt | typing.SupportsIndex, num_sms: typing.SupportsInt | typing.SupportsIndex = 0, engine: CopyEngine = CopyEngine.AUTO, fault: CopyFault = CopyFault.NONE, ordered: bool = False, after_stream: typing.SupportsInt | typing.SupportsIndex = 0) -> CopyEngine:
+    def post(self, tables: PlanTables, slot: typing.SupportsInt | typing.SupportsIndex, sequence: typing.SupportsInt | typing.SupportsIndex, num_sms: typing.SupportsInt | typing.SupportsIndex = 0, engine: CopyEngine = CopyEngine.AUTO, fault: CopyFault = CopyFault.NONE, after: StreamMark | None = None) -> CopyEngine:
         ...
     def set_bulk_shape(self, num_warps: typing.SupportsInt | typing.SupportsIndex, num_stages: typing.SupportsInt | typing.SupportsIndex, slot_bytes: typing.SupportsInt | typing.SupportsIndex, store_depth: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
@@ -370,7 +410,7 @@ class UcxSettings:
     """
     How the ucx transport cuts and waits.
     """
-    def __init__(self, *, staging: str = 'host', slot_bytes: typing.SupportsInt | typing.SupportsIndex = 2097152, num_slots: typing.SupportsInt | typing.SupportsIndex = 4, direct_bytes: typing.SupportsInt | typing.SupportsIndex = 262144, max_direct_bytes: typing.SupportsInt | typing.SupportsIndex = 8388608, num_direct: typing.SupportsInt | typing.SupportsIndex = 8, stall_s: typing.SupportsFloat | typing.SupportsIndex = 20.0, connect_s: typing.SupportsFloat | typing.SupportsIndex = 10.0) -> None:
+    def __init__(self, *, staging: str = 'host', device: typing.SupportsInt | typing.SupportsIndex = -1, slot_bytes: typing.SupportsInt | typing.SupportsIndex = 2097152, num_slots: typing.SupportsInt | typing.SupportsIndex = 4, direct_bytes: typing.SupportsInt | typing.SupportsIndex = 262144, max_direct_bytes: typing.SupportsInt | typing.SupportsIndex = 8388608, num_direct: typing.SupportsInt | typing.SupportsIndex = 8, stall_s: typing.SupportsFloat | typing.SupportsIndex = 20.0, connect_s: typing.SupportsFloat | typing.SupportsIndex = 10.0) -> None:
         ...
     @property
     def connect_s(self) -> float:
@@ -461,9 +501,15 @@ def build_info() -> BuildInfo:
     ...
 def can_access_peer(from_device: typing.SupportsInt | typing.SupportsIndex, to_device: typing.SupportsInt | typing.SupportsIndex) -> bool:
     ...
+def chase_pointers(device: typing.SupportsInt | typing.SupportsIndex, address: typing.SupportsInt | typing.SupportsIndex, num_slots: typing.SupportsInt | typing.SupportsIndex, stride_bytes: typing.SupportsInt | typing.SupportsIndex, num_hops: typing.SupportsInt | typing.SupportsIndex) -> ChaseResult:
+    """
+    Follow a ring of indices from slot 0 with one thread; returns when done.
+    """
 def device_count() -> int:
     ...
 def device_info(device: typing.SupportsInt | typing.SupportsIndex) -> DeviceInfo:
+    ...
+def enable_peer_access(from_device: typing.SupportsInt | typing.SupportsIndex, to_device: typing.SupportsInt | typing.SupportsIndex) -> None:
     ...
 def no_device_reason() -> str:
     ...

@@ -28,7 +28,9 @@ CPP_ARROWS: dict[str, set[str]] = {
     "bindings": {"core", "memory", "transport", "copy", "ucx"},
 }
 # The build without CUDA has one stand-in for the CUDA halves of both rooms.
-CPP_EXCEPTIONS = {("csrc/memory/no_cuda.cpp", "copy/device_copier.hpp")}
+CPP_EXCEPTIONS = {
+    ("csrc/memory/no_cuda.cpp", f"copy/{header}.hpp") for header in ("device_copier", "stream_mark")
+}
 # Our own headers that include CUDA's: as closed to the host's code as those.
 CUDA_HEADERS = {"core/cuda_check.hpp", "core/driver.hpp"}
 # Likewise for UCX, whose headers stay in its room.
@@ -38,8 +40,10 @@ UCX_HEADERS = {
 CUDA_USERS = {f"csrc/{header}" for header in CUDA_HEADERS} | {
     "csrc/core/driver.cpp",
     "csrc/memory/device.cpp",
+    "csrc/memory/device_context.cpp",
     "csrc/memory/ipc.cpp",
     "csrc/copy/device_copier.cpp",
+    "csrc/copy/stream_mark.cpp",
 }
 
 

@@ -3,8 +3,11 @@
 #include "bindings/bindings.hpp"
 #include "bindings/tables.hpp"
 #include "copy/device_copier.hpp"
+#include "copy/stream_mark.hpp"
 #include "memory/device.hpp"
+#include "memory/device_context.hpp"
 #include "memory/ipc.hpp"
+#include "memory/pointer_chase.hpp"
 
 namespace kvxfer::bindings {
 
@@ -32,6 +35,8 @@ void register_devices(py::module_& module) {
   module.def("device_info", &device_info, py::arg("device"), ReleaseGil());
   module.def("can_access_peer", &can_access_peer, py::arg("from_device"), py::arg("to_device"),
              ReleaseGil());
+  module.def("enable_peer_access", &enable_peer_access, py::arg("from_device"),
+             py::arg("to_device"), ReleaseGil());
   module.def("pointer_info", &pointer_info, py::arg("address"), ReleaseGil());
   module.def("buffer_id", &buffer_id, py::arg("address"));
   py::class_<DeviceBuffer>(module, "DeviceBuffer", "Device memory from cudaMalloc.")
@@ -39,6 +44,30 @@ void register_devices(py::module_& module) {
       .def_property_readonly("device", &DeviceBuffer::device)
       .def_property_readonly("address", &DeviceBuffer::address)
       .def_property_readonly("num_bytes", &DeviceBuffer::num_bytes);
+  py::class_<DeviceContext>(module, "DeviceContext",
+                            "A GPU's primary context: current in a thread from enter to leave.")
+      .def(py::init<int>(), py::arg("device"), ReleaseGil())
+      .def("enter", &DeviceContext::enter)
+      .def("leave", &DeviceContext::leave);
+}
+
+void register_probes(py::module_& module) {
+  py::class_<PinnedRange>(module, "PinnedRange",
+                          "Host memory that is page-locked while this lives.")
+      .def(py::init<std::uint64_t, std::uint64_t>(), py::arg("address"), py::arg("num_bytes"),
+           ReleaseGil());
+  py::class_<ChaseResult>(module, "ChaseResult", "What a GPU read last, and how long a read took.")
+      .def_readonly("last_index", &ChaseResult::last_index)
+      .def_readonly("ns_per_hop", &ChaseResult::ns_per_hop);
+  module.def(
+      "chase_pointers",
+      [](int device, std::uint64_t address, std::uint64_t num_slots, std::uint64_t stride_bytes,
+         std::uint32_t num_hops) {
+        return chase_pointers(device, {address, num_slots, stride_bytes}, num_hops);
+      },
+      py::arg("device"), py::arg("address"), py::arg("num_slots"), py::arg("stride_bytes"),
+      py::arg("num_hops"), ReleaseGil(),
+      "Follow a ring of indices from slot 0 with one thread; returns when done.");
 }
 
 void register_ipc(py::module_& module) {
@@ -77,20 +106,29 @@ void register_copier(py::module_& module) {
       .value("NONE", CopyFault::kNone)
       .value("DELAY_BLOCK_0", CopyFault::kDelayBlock0)
       .value("SIGNAL_EARLY", CopyFault::kSignalEarly);
+  py::class_<StreamMark>(
+      module, "StreamMark",
+      "A point in a CUDA stream's work: all that was queued on it when this object was made.")
+      .def(py::init<int, std::uint64_t>(), py::arg("device"), py::arg("stream"), ReleaseGil())
+      .def_property_readonly("device", &StreamMark::device)
+      .def("is_reached", &StreamMark::is_reached, ReleaseGil(),
+           "Whether the work before the mark is done.");
   py::class_<DeviceCopier>(module, "DeviceCopier", "Runs copy plans on one GPU, in order.")
       .def(py::init<int, std::uint64_t, std::uint32_t>(), py::arg("device"),
            py::arg("board_address"), py::arg("board_slots"), ReleaseGil())
+      .def_property_readonly_static("MAX_IN_FLIGHT",
+                                    [](const py::object&) { return DeviceCopier::kMaxInFlight; })
       .def(
           "post",
           [](DeviceCopier& self, const PlanTables& tables, std::uint32_t slot,
-             std::uint64_t sequence, int num_sms, CopyEngine engine, CopyFault fault, bool ordered,
-             std::uint64_t after_stream) {
-            return self.post(tables.plan(), {num_sms, engine, fault}, {slot, sequence}, ordered,
-                             after_stream);
+             std::uint64_t sequence, int num_sms, CopyEngine engine, CopyFault fault,
+             std::optional<const StreamMark*> after) {
+            return self.post(tables.plan(), {num_sms, engine, fault}, {slot, sequence},
+                             after.value_or(nullptr));
           },
           py::arg("tables"), py::arg("slot"), py::arg("sequence"), py::arg("num_sms") = 0,
           py::arg("engine") = CopyEngine::kAuto, py::arg("fault") = CopyFault::kNone,
-          py::arg("ordered") = false, py::arg("after_stream") = 0, ReleaseGil())
+          py::arg("after") = py::none(), ReleaseGil())
       .def(
           "wait",
           [](DeviceCopier& self, std::uint32_t slot, std::uint64_t sequence, double timeout_s) {
@@ -110,6 +148,7 @@ void register_copier(py::module_& module) {
 
 void register_device(py::module_& module) {
   register_devices(module);
+  register_probes(module);
   register_ipc(module);
   register_copier(module);
   module.def(

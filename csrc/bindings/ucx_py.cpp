@@ -13,29 +13,31 @@ namespace {
 
 ucx::StagingKind parse_staging(const std::string& name) {
   if (name == "host") return ucx::StagingKind::kHost;
-  if (name == "device") return ucx::StagingKind::kDevice;
-  throw Error(ErrorKind::kInvalidUsage, "staging '" + name + "'; use host or device");
+  if (name == "pinned") return ucx::StagingKind::kPinned;
+  if (name == "rehearsal") return ucx::StagingKind::kRehearsal;
+  throw Error(ErrorKind::kInvalidUsage, "staging '" + name + "'; use host, pinned or rehearsal");
 }
 
 void register_settings(py::module_& module) {
   py::class_<ucx::Settings>(module, "UcxSettings", "How the ucx transport cuts and waits.")
-      .def(
-          py::init([](const std::string& staging, std::uint64_t slot_bytes, std::uint32_t num_slots,
-                      std::uint64_t direct_bytes, std::uint64_t max_direct_bytes,
-                      std::uint32_t num_direct, double stall_s, double connect_s) {
-            KVXFER_REQUIRE(direct_bytes > 0 && max_direct_bytes > 0 && num_direct > 0,
-                           "direct rows of no bytes, or none at a time; use 1 or more");
-            return ucx::Settings{parse_staging(staging), slot_bytes, num_slots, direct_bytes,
-                                 max_direct_bytes,       num_direct, stall_s,   connect_s};
-          }),
-          py::kw_only(), py::arg("staging") = "host",
-          py::arg("slot_bytes") = ucx::Settings{}.slot_bytes,
-          py::arg("num_slots") = ucx::Settings{}.num_slots,
-          py::arg("direct_bytes") = ucx::Settings{}.direct_bytes,
-          py::arg("max_direct_bytes") = ucx::Settings{}.max_direct_bytes,
-          py::arg("num_direct") = ucx::Settings{}.num_direct,
-          py::arg("stall_s") = ucx::Settings{}.stall_s,
-          py::arg("connect_s") = ucx::Settings{}.connect_s)
+      .def(py::init([](const std::string& staging, int device, std::uint64_t slot_bytes,
+                       std::uint32_t num_slots, std::uint64_t direct_bytes,
+                       std::uint64_t max_direct_bytes, std::uint32_t num_direct, double stall_s,
+                       double connect_s) {
+             KVXFER_REQUIRE(direct_bytes > 0 && max_direct_bytes > 0 && num_direct > 0,
+                            "direct rows of no bytes, or none at a time; use 1 or more");
+             return ucx::Settings{
+                 parse_staging(staging), device,     slot_bytes, num_slots, direct_bytes,
+                 max_direct_bytes,       num_direct, stall_s,    connect_s};
+           }),
+           py::kw_only(), py::arg("staging") = "host", py::arg("device") = -1,
+           py::arg("slot_bytes") = ucx::Settings{}.slot_bytes,
+           py::arg("num_slots") = ucx::Settings{}.num_slots,
+           py::arg("direct_bytes") = ucx::Settings{}.direct_bytes,
+           py::arg("max_direct_bytes") = ucx::Settings{}.max_direct_bytes,
+           py::arg("num_direct") = ucx::Settings{}.num_direct,
+           py::arg("stall_s") = ucx::Settings{}.stall_s,
+           py::arg("connect_s") = ucx::Settings{}.connect_s)
       .def_readonly("slot_bytes", &ucx::Settings::slot_bytes)
       .def_readonly("num_slots", &ucx::Settings::num_slots)
       .def_readonly("direct_bytes", &ucx::Settings::direct_bytes)

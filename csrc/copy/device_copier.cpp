@@ -49,17 +49,11 @@ struct Flight {
   void* device = nullptr;
   std::size_t capacity_bytes = 0;
   std::uint32_t* arrivals = nullptr;
-  cudaEvent_t ordered = nullptr;
   CompletionTarget target{};  // sequence 0: never used
 
   void release() noexcept {
-    if (ordered != nullptr) (void)cudaEventDestroy(ordered);
     (void)cudaFreeHost(pinned);
     (void)cudaFree(device);
-  }
-  void create(std::uint32_t* counter) {
-    arrivals = counter;
-    KVXFER_CUDA_CHECK(cudaEventCreateWithFlags(&ordered, cudaEventDisableTiming));
   }
   void reserve(std::size_t num_bytes) {
     if (num_bytes <= capacity_bytes) return;
@@ -122,7 +116,7 @@ struct DeviceCopier::State {
     KVXFER_CUDA_CHECK(cudaMalloc(&counters, kMaxInFlight * sizeof(std::uint32_t)));
     KVXFER_CUDA_CHECK(cudaMemsetAsync(counters, 0, kMaxInFlight * sizeof(std::uint32_t), stream));
     for (int index = 0; index < kMaxInFlight; ++index) {
-      flights[index].create(static_cast<std::uint32_t*>(counters) + index);
+      flights[index].arrivals = static_cast<std::uint32_t*>(counters) + index;
     }
   }
 
@@ -309,7 +303,7 @@ void copy_by_engine(const CopyPlan& plan, cudaStream_t stream) {
 }  // namespace
 
 CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& options,
-                              CompletionTarget target, bool ordered, std::uint64_t after_stream) {
+                              CompletionTarget target, const StreamMark* after) {
   State& state = *state_;
   KVXFER_REQUIRE(options.num_sms >= 0 && options.num_sms <= state.num_sms,
                  "num_sms is " + std::to_string(options.num_sms) + "; this GPU has " +
@@ -337,11 +331,7 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
 
   Flight& flight = state.take_flight();
   args.arrivals = flight.arrivals;
-  if (ordered) {
-    KVXFER_CUDA_CHECK(
-        cudaEventRecord(flight.ordered, reinterpret_cast<cudaStream_t>(after_stream)));
-    KVXFER_CUDA_CHECK(cudaStreamWaitEvent(state.stream, flight.ordered, 0));
-  }
+  if (after != nullptr) after->hold_back(reinterpret_cast<std::uint64_t>(state.stream));
   if (tables && tables->num_groups() != 0) {
     state.launch(*tables, launch, flight, args);
   } else {

@@ -6,6 +6,7 @@
 
 #include "copy/copy_plan.hpp"
 #include "copy/pattern.hpp"
+#include "copy/stream_mark.hpp"
 #include "transport/completion_board.hpp"
 
 namespace kvxfer {
@@ -61,10 +62,10 @@ class DeviceCopier {
 
   /// Queues `plan` and returns what will carry it. Sequences of a slot start at 1 and grow.
   /// The plan's tables are read before this returns.
-  /// With `ordered`, source and destination are touched only after all work queued so far on
-  /// `after_stream` (a cudaStream_t of this device; 0 is the default stream).
+  /// Source and destination are touched only once `after` is reached; null = at once. The mark is
+  /// not needed any more when this returns.
   CopyEngine post(const CopyPlan& plan, const DeviceCopyOptions& options, CompletionTarget target,
-                  bool ordered, std::uint64_t after_stream);
+                  const StreamMark* after);
   /// Waits for the flag; throws Error(kCuda) at once where the GPU reports a fault. False at the
   /// deadline.
   bool wait(CompletionTarget target, double timeout_s);

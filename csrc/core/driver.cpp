@@ -24,6 +24,11 @@ Driver load() {
     throw Error(ErrorKind::kNotAvailable, "libcuda.so.1 is not here: no NVIDIA driver");
   }
   Driver table{};
+  find(library, "cuInit", table.init);
+  find(library, "cuDevicePrimaryCtxRetain", table.device_primary_ctx_retain);
+  find(library, "cuDevicePrimaryCtxRelease_v2", table.device_primary_ctx_release);
+  find(library, "cuCtxPushCurrent_v2", table.ctx_push_current);
+  find(library, "cuCtxPopCurrent_v2", table.ctx_pop_current);
   find(library, "cuGetErrorString", table.get_error_string);
   find(library, "cuPointerGetAttribute", table.pointer_get_attribute);
   find(library, "cuMemGetAddressRange_v2", table.mem_get_address_range);

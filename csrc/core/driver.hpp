@@ -10,6 +10,11 @@ namespace kvxfer {
 /// The driver functions that the runtime has no twin for, found in libcuda.so.1 when first needed:
 /// nothing links it, so one build imports on a machine without a driver too.
 struct Driver {
+  decltype(&::cuInit) init;
+  decltype(&::cuDevicePrimaryCtxRetain) device_primary_ctx_retain;
+  decltype(&::cuDevicePrimaryCtxRelease_v2) device_primary_ctx_release;
+  decltype(&::cuCtxPushCurrent_v2) ctx_push_current;
+  decltype(&::cuCtxPopCurrent_v2) ctx_pop_current;
   decltype(&::cuGetErrorString) get_error_string;
   decltype(&::cuPointerGetAttribute) pointer_get_attribute;
   decltype(&::cuMemGetAddressRange_v2) mem_get_address_range;

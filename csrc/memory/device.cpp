@@ -73,6 +73,17 @@ bool can_access_peer(int from_device, int to_device) {
   return answer != 0;
 }
 
+void enable_peer_access(int from_device, int to_device) {
+  if (from_device == to_device) return;
+  const DeviceGuard guard(from_device);
+  const cudaError_t status = cudaDeviceEnablePeerAccess(to_device, 0);
+  if (status == cudaErrorPeerAccessAlreadyEnabled) {
+    (void)cudaGetLastError();
+    return;
+  }
+  KVXFER_CUDA_CHECK(status);
+}
+
 PointerInfo pointer_info(std::uint64_t address) {
   const auto type = pointer_attribute<unsigned int>(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
   if (type != CU_MEMORYTYPE_DEVICE) {
@@ -103,5 +114,12 @@ DeviceBuffer::DeviceBuffer(int device, std::uint64_t num_bytes)
 }
 
 DeviceBuffer::~DeviceBuffer() { (void)cudaFree(reinterpret_cast<void*>(address_)); }
+
+PinnedRange::PinnedRange(std::uint64_t address, std::uint64_t num_bytes) : address_(address) {
+  KVXFER_CUDA_CHECK(
+      cudaHostRegister(reinterpret_cast<void*>(address), num_bytes, cudaHostRegisterPortable));
+}
+
+PinnedRange::~PinnedRange() { (void)cudaHostUnregister(reinterpret_cast<void*>(address_)); }
 
 }  // namespace kvxfer

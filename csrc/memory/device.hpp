@@ -24,6 +24,9 @@ int device_count();
 std::string no_device_reason();
 DeviceInfo device_info(int device);
 bool can_access_peer(int from_device, int to_device);
+/// Lets kernels and copies of `from_device` reach the memory of `to_device` in this process, for as
+/// long as it lives; again is no error.
+void enable_peer_access(int from_device, int to_device);
 
 /// The allocation that a device address belongs to.
 struct PointerInfo {
@@ -56,6 +59,19 @@ class DeviceBuffer {
   int device_;
   std::uint64_t num_bytes_;
   std::uint64_t address_ = 0;
+};
+
+/// Host memory of the caller's, page-locked so that copy engines reach it directly, and pageable
+/// again at the end of its life. The caller keeps it mapped until then.
+class PinnedRange {
+ public:
+  PinnedRange(std::uint64_t address, std::uint64_t num_bytes);
+  ~PinnedRange();
+  PinnedRange(const PinnedRange&) = delete;
+  PinnedRange& operator=(const PinnedRange&) = delete;
+
+ private:
+  std::uint64_t address_;
 };
 
 }  // namespace kvxfer

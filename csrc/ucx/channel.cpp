@@ -75,7 +75,7 @@ void Channel::send_bytes(Message message, std::span<const std::byte> header,
 }
 
 void Channel::send_piece(const Piece& piece, std::span<const std::byte> data, const Memory* memory,
-                         Done done) {
+                         bool rendezvous, Done done) {
   const auto header = std::as_bytes(std::span<const Piece>(&piece, 1));
   auto* sent = new Operation{this, {header.begin(), header.end()}, {}, std::move(done)};
   ucp_request_param_t param{};
@@ -84,7 +84,7 @@ void Channel::send_piece(const Piece& piece, std::span<const std::byte> data, co
   param.cb.send = &Channel::on_sent;
   param.user_data = sent;
   param.flags = UCP_AM_SEND_FLAG_REPLY;
-  if (data.size() >= kRendezvousBytes) param.flags |= UCP_AM_SEND_FLAG_RNDV;
+  if (rendezvous || data.size() >= kRendezvousBytes) param.flags |= UCP_AM_SEND_FLAG_RNDV;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   if (memory != nullptr) {
     param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;

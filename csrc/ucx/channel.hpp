@@ -32,9 +32,9 @@ class Channel {
   }
   void send_bytes(Message message, std::span<const std::byte> header, std::vector<std::byte> data);
   /// Sends a piece from `data`, which stays until `done` was called. `memory` registers it, or is
-  /// null.
+  /// null. With `rendezvous` the peer fetches it, however short it is.
   void send_piece(const Piece& piece, std::span<const std::byte> data, const Memory* memory,
-                  Done done);
+                  bool rendezvous, Done done);
   /// Fetches a rendezvous into `to`, which stays until `done` was called.
   void fetch(Arrival arrival, std::span<std::byte> to, const Memory* memory, Done done);
 

@@ -97,11 +97,12 @@ void Connection::on_hello(const Hello& hello) {
                 "connect again");
   }
   if (hello.slot_bytes < 4096) throw Error(ErrorKind::kTransferFailed, "slots below 4 KiB");
-  peer_slot_bytes_ = hello.slot_bytes;
+  peer_ = {hello.slot_bytes, hello.needs_slots != 0};
   const std::uint64_t sequence = host_.open_slot(hello.slot);
   slot_ = hello.slot;
   state_ = State::kIdle;
-  channel_.send(Message::kWelcome, Welcome{sequence, staging_.slot_bytes()});
+  channel_.send(Message::kWelcome,
+                Welcome{sequence, staging_.slot_bytes(), needs_slots(settings_)});
 }
 
 /// A transfer that cannot be is refused and the connection stands; what it has is untouched.
@@ -117,12 +118,13 @@ void Connection::begin(Message message, const Begin& begin, Arrival& arrival) {
     const std::vector<Region> regions = host_.regions();
     require_few_look_ups(plan, regions.size());
     plan.require_valid(regions);
-    const Lane lane{worker_, channel_, host_.pool(), staging_, settings_};
+    if (!copies_) copies_ = make_copies(settings_, host_.pool(), staging_);
+    const Lane lane{worker_, channel_, host_.pool(), staging_, *copies_, settings_};
     deadline_ = after(settings_.stall_s);
     if (message == Message::kGet) {
       settings_.direct_bytes = std::max<std::uint64_t>(begin.direct_bytes, 1);
       peer_has_all_ = false;
-      outgoing_.emplace(lane, begin.transfer, std::move(plan), peer_slot_bytes_);
+      outgoing_.emplace(lane, begin.transfer, std::move(plan), peer_);
       state_ = State::kSending;
     } else {
       KVXFER_REQUIRE(plan.conversion == Conversion::kNone, "a put converts where it is read");
@@ -201,13 +203,17 @@ void Connection::send_fail(const Error& error, bool stands) {
       {bytes.begin(), bytes.end()});
 }
 
+/// Tells the peer, once none of its transfer's copies touches a page any more.
 void Connection::fail(const Error& error) noexcept {
   if (state_ == State::kLeaving || state_ == State::kDropped) return;
   state_ = State::kLeaving;
   deadline_ = after(kLeaveS);
   if (incoming_) incoming_->discard();
+  if (copies_) copies_->drain();
   try {
-    send_fail(error, false);
+    // The peer's own GPU, if it has one, is sound.
+    const bool is_gpu = error.kind() == ErrorKind::kCuda;
+    send_fail(is_gpu ? Error(ErrorKind::kTransferFailed, error.what()) : error, false);
   } catch (const std::exception&) {
     drop();
   }
@@ -217,6 +223,7 @@ void Connection::drop() {
   if (state_ == State::kDropped) return;
   state_ = State::kDropped;
   if (incoming_) incoming_->discard();
+  if (copies_) copies_->drain();
   channel_.close();
 }
 

@@ -60,11 +60,12 @@ class Connection {
   Host& host_;
   Worker& worker_;
   Staging staging_;
+  std::unique_ptr<SlotCopies> copies_;  // from the first transfer on
   Channel channel_;
   Settings settings_;
   State state_ = State::kNew;
   std::optional<std::uint32_t> slot_;
-  std::uint64_t peer_slot_bytes_ = 0;
+  PeerTakes peer_{};
   Begin transfer_{};
   std::optional<Incoming> incoming_;
   std::optional<Outgoing> outgoing_;

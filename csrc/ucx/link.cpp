@@ -16,8 +16,8 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr double kCloseS = 1;
 
-Hello hello_of(const ServerAddress& server, std::uint64_t slot_bytes) {
-  Hello hello{kWireVersion, server.slot, {}, slot_bytes};
+Hello hello_of(const ServerAddress& server, std::uint64_t slot_bytes, bool needs_slots) {
+  Hello hello{kWireVersion, server.slot, {}, slot_bytes, needs_slots};
   KVXFER_REQUIRE(server.secret.size() == hello.secret.size(), "a secret of another length than 16");
   std::memcpy(hello.secret.data(), server.secret.data(), hello.secret.size());
   return hello;
@@ -37,7 +37,8 @@ class Link::State final : public Receiver {
         worker_(std::move(context), *this),
         channel_(std::make_unique<Channel>(worker_, server_.host, server_.port)),
         deadline_(after(settings.connect_s)) {
-    channel_->send(Message::kHello, hello_of(server_, staging_.slot_bytes()));
+    channel_->send(Message::kHello,
+                   hello_of(server_, staging_.slot_bytes(), needs_slots(settings)));
   }
 
   void start(Message message, SidePlan near, const SidePlan& far, std::uint64_t sequence,
@@ -90,6 +91,7 @@ class Link::State final : public Receiver {
   Staging staging_;
   int num_threads_;
   std::unique_ptr<WorkerPool> pool_;
+  std::unique_ptr<SlotCopies> copies_;  // from the first transfer on
   Worker worker_;
   std::unique_ptr<Channel> channel_;
   Phase phase_ = Phase::kConnecting;
@@ -109,18 +111,22 @@ void Link::State::start(Message message, SidePlan near, const SidePlan& far, std
                         std::uint64_t direct_bytes) {
   if (phase_ == Phase::kBroken) throw lost();
   KVXFER_REQUIRE(phase_ == Phase::kIdle, "a transfer is under way; wait for its end");
-  if (!pool_) pool_ = std::make_unique<WorkerPool>(num_threads_);
+  if (!copies_) {
+    pool_ = std::make_unique<WorkerPool>(num_threads_);
+    copies_ = make_copies(settings_, *pool_, staging_);
+  }
   if (direct_bytes == 0) direct_bytes = default_direct_bytes_;
   settings_.direct_bytes = direct_bytes;
   std::vector<std::byte> tables = encode(far);
-  const Lane lane{worker_, *channel_, *pool_, staging_, settings_};
+  const Lane lane{worker_, *channel_, *pool_, staging_, *copies_, settings_};
   incoming_.reset();
   outgoing_.reset();
   refusal_.reset();
   is_done_ = false;
   ++transfer_;
   if (message == Message::kPut) {
-    outgoing_.emplace(lane, transfer_, std::move(near), welcome_.slot_bytes);
+    outgoing_.emplace(lane, transfer_, std::move(near),
+                      PeerTakes{welcome_.slot_bytes, welcome_.needs_slots != 0});
     phase_ = Phase::kAwaitingGo;
   } else {
     incoming_.emplace(lane, transfer_, std::move(near));
@@ -288,9 +294,11 @@ void Link::State::close() noexcept {
   if (phase_ == Phase::kBroken) return;
   phase_ = Phase::kBroken;
   if (incoming_) incoming_->discard();
+  if (copies_) copies_->drain();
   channel_->close();
   const auto deadline = after(kCloseS);
   while (!channel_->is_closed() && Clock::now() < deadline) (void)worker_.progress();
+  copies_.reset();
   pool_.reset();
 }
 

@@ -7,6 +7,7 @@
 #include "copy/side_plan.hpp"
 #include "core/worker_pool.hpp"
 #include "ucx/channel.hpp"
+#include "ucx/slot_copies.hpp"
 #include "ucx/staging.hpp"
 
 namespace kvxfer::ucx {
@@ -17,17 +18,25 @@ struct Lane {
   Channel& channel;
   WorkerPool& pool;
   Staging& staging;
+  SlotCopies& copies;
   const Settings& settings;
+};
+
+/// What the other side takes.
+struct PeerTakes {
+  std::uint64_t slot_bytes;  // of a piece of several rows
+  bool needs_slots;          // then of every piece
 };
 
 /// The sending end of a transfer: cuts the rows of a plan into pieces. Rows that are long go
 /// straight from their place; others are gathered, as many as fit, into a slot.
 class Outgoing {
  public:
-  /// `slot_bytes` is the largest piece of several rows that the peer takes. The plan is valid.
-  Outgoing(const Lane& lane, std::uint64_t transfer, SidePlan plan, std::uint64_t slot_bytes);
+  /// The plan is valid.
+  Outgoing(const Lane& lane, std::uint64_t transfer, SidePlan plan, const PeerTakes& peer);
 
-  /// Sends a piece where there is room for one; false where there is not, or nothing is left.
+  /// Begins a piece or sends one, where that can be; false where this waits for the peer alone, or
+  /// nothing is left.
   bool advance();
   /// Whether every piece was sent and its memory is free again.
   [[nodiscard]] bool is_sent() const {
@@ -35,17 +44,26 @@ class Outgoing {
   }
 
  private:
+  struct Filling {
+    Piece piece;
+    std::byte* slot;
+    std::uint64_t num_bytes;
+  };
   [[nodiscard]] bool goes_direct(const SidePlan::Box& box) const;
   void skip_finished_boxes();
   bool send_direct(const SidePlan::Box& box);
-  bool send_gathered(const SidePlan::Box& box);
+  bool gather(const SidePlan::Box& box);
+  bool send_filled();
   [[nodiscard]] Piece next_piece(std::uint64_t num_rows) const;
 
   Lane lane_;
   std::uint64_t transfer_;
   SidePlan plan_;
   std::uint64_t slot_bytes_;
-  std::uint32_t num_staged_ = 0;
+  bool needs_slots_;       // this side, or the peer
+  bool peer_needs_slots_;  // and so fetches every piece
+  std::deque<Filling> filling_;
+  std::uint32_t num_staged_ = 0;  // slots that are filled or on their way
   std::uint32_t num_direct_ = 0;
   std::size_t box_ = 0;
   std::uint64_t row_ = 0;   // of the box
@@ -61,8 +79,8 @@ class Incoming {
   /// Takes a piece's data or queues it. Throws Error(kTransferFailed) for a piece that the plan
   /// does not have.
   void on_piece(const Piece& piece, Arrival& arrival);
-  /// Scatters a slot that has arrived, or fetches what was queued; false where there is nothing.
-  /// Throws Error where data did not arrive.
+  /// Fetches what was queued, or begins or ends to scatter what has arrived; false where this waits
+  /// for the peer alone. Throws Error where data did not arrive.
   bool advance();
   /// Gives back to UCX what was announced and not fetched; before the channel is closed.
   void discard() { queued_.clear(); }
@@ -73,6 +91,7 @@ class Incoming {
   struct Slot {
     Piece piece;
     std::byte* data;
+    std::uint64_t num_bytes;
   };
   struct Queued {
     Piece piece;
@@ -80,18 +99,22 @@ class Incoming {
   };
   void require_in_plan(const Piece& piece, std::size_t num_bytes) const;
   void place(const Piece& piece, std::span<const std::byte> data);
+  void scatter(const Slot& slot);
+  bool end_scattered();
   void fetch(const Piece& piece, Arrival arrival);
   [[nodiscard]] std::byte* address_of(const Piece& piece) const;
 
   Lane lane_;
   std::uint64_t transfer_;
   SidePlan plan_;
+  bool needs_slots_;
   std::uint64_t num_wanted_;
   std::uint64_t num_announced_ = 0;
   std::uint64_t num_placed_ = 0;
   ucs_status_t failure_ = UCS_OK;
   std::deque<Queued> queued_;
   std::deque<Slot> arrived_;
+  std::deque<Slot> scattering_;
 };
 
 }  // namespace kvxfer::ucx

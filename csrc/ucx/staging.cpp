@@ -12,12 +12,8 @@ namespace kvxfer::ucx {
 Staging::Staging(std::shared_ptr<Context> context, const Settings& settings)
     : context_(std::move(context)),
       slot_bytes_(settings.slot_bytes),
-      num_slots_(settings.num_slots) {
-  if (settings.staging == StagingKind::kDevice) {
-    throw Error(ErrorKind::kNotAvailable,
-                "ucx stages host memory only: a gather by DeviceCopier into registered device "
-                "memory is not built; use the nvlink transport for device memory");
-  }
+      num_slots_(settings.num_slots),
+      is_pinned_(settings.staging == StagingKind::kPinned) {
   KVXFER_REQUIRE(
       slot_bytes_ >= 4096 && slot_bytes_ <= kMaxSlotBytes && slot_bytes_ % 4096 == 0,
       "slots of " + std::to_string(slot_bytes_) + " bytes; use a multiple of 4 KiB up to 64 MiB");
@@ -27,6 +23,7 @@ Staging::Staging(std::shared_ptr<Context> context, const Settings& settings)
 
 Staging::~Staging() {
   memory_.reset();
+  pinned_.reset();
   if (base_ != nullptr) (void)::munmap(base_, slot_bytes_ * num_slots_);
 }
 
@@ -37,6 +34,7 @@ std::byte* Staging::take() {
         ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) throw_errno("mmap of " + std::to_string(num_bytes) + " bytes");
     base_ = static_cast<std::byte*>(mapped);
+    if (is_pinned_) pinned_.emplace(reinterpret_cast<std::uint64_t>(mapped), num_bytes);
     memory_ = context_->register_memory(reinterpret_cast<std::uint64_t>(mapped), num_bytes);
     for (std::uint32_t at = num_slots_; at > 0; --at)
       free_.push_back(base_ + (at - 1) * slot_bytes_);

@@ -37,7 +37,9 @@ enum class Message : unsigned {
   kCount,
 };
 
-constexpr std::uint32_t kWireVersion = 1;
+/// Version 2: a side whose pages UCX does not reach says so, and all pieces to it and from it pass
+/// through slots.
+constexpr std::uint32_t kWireVersion = 2;
 using Secret = std::array<std::byte, 16>;
 
 struct Hello {
@@ -45,10 +47,12 @@ struct Hello {
   std::uint32_t slot;  // of the server's board
   Secret secret;       // that the server's metadata carries
   std::uint64_t slot_bytes;
+  std::uint64_t needs_slots;  // 1: every piece comes by rendezvous and fits a slot
 };
 struct Welcome {
-  std::uint64_t sequence;    // of the last transfer on that slot of the board
-  std::uint64_t slot_bytes;  // the largest piece of several rows that the server takes
+  std::uint64_t sequence;     // of the last transfer on that slot of the board
+  std::uint64_t slot_bytes;   // the largest piece of several rows that the server takes
+  std::uint64_t needs_slots;  // as in Hello
 };
 /// Begins a transfer; the data is an encoded SidePlan.
 struct Begin {

@@ -1,6 +1,7 @@
-"""kvxfer env: versions, build options, GPUs, and which transports work here."""
+"""kvxfer env: versions, GPUs, which transports work here, and what RDMA would need."""
 
 import argparse
+from dataclasses import asdict
 
 import msgspec
 from rich import box
@@ -8,6 +9,8 @@ from rich.table import Table
 
 from kvxfer import _core
 from kvxfer.cli.output import show
+from kvxfer.diagnose.inventory import facts_of, read_live
+from kvxfer.diagnose.rdma import preconditions, read_process
 from kvxfer.report.export import require_writable, write_file
 from kvxfer.sweep.environment import environment
 from kvxfer.transport import available_transports
@@ -35,6 +38,9 @@ def run(args: argparse.Namespace) -> int:
         table.add_row(
             f"transport {name}", "available" if found.available else f"not here: {found.reason}"
         )
+    needs = preconditions(facts_of(read_live()), read_process())
+    for need in needs:
+        table.add_row(need.name, f"{need.found}\n→ {need.remedy}" if need.remedy else need.found)
     if args.json is not None:
         text = msgspec.json.encode(
             {
@@ -43,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
                     name: {"available": found.available, "reason": found.reason}
                     for name, found in transports.items()
                 },
+                "rdma": [asdict(need) for need in needs],
             }
         ).decode()
         write_file(args.json, text + "\n")

@@ -17,7 +17,7 @@ from kvxfer.cli.worker_addresses import local_host_to, meet_receivers, read_addr
 from kvxfer.errors import InvalidUsage
 from kvxfer.report.export import require_writable, write_file
 from kvxfer.units import format_bytes
-from kvxfer.worker.options import LOOPBACK_HOST, WorkerOptions, choose_transport
+from kvxfer.worker.options import LOOPBACK_HOST, WorkerOptions, memory_of
 from kvxfer.worker.prefill import PrefillWorker, SendResult
 
 _MAX_TOKENS: Final = 1 << 22
@@ -80,7 +80,11 @@ def run(args: argparse.Namespace) -> int:
         receivers = meet_receivers(found, options.key)
         worker = stack.enter_context(
             PrefillWorker(
-                replace(options, transport=receivers.transport_for(options.transport)),
+                replace(
+                    options,
+                    transport=receivers.transport_for(options.transport),
+                    memory=receivers.memory,
+                ),
                 num_tokens=num_tokens,
                 concurrency=concurrency,
                 convert=receivers.conversion_of(options.layout),
@@ -122,9 +126,9 @@ def _start_receivers(
     spec = args.layout if args.to_layout is None else args.to_layout
     side = parse_side(spec, option="--to-layout")
     layout = worker_side.layout_of(args, side, "--to-layout")
-    transport = choose_transport(options.transport, options.bind_host)
+    memory_of(options)  # says here, not in the child, why the transport does not work
     num_blocks = _POOL_FACTOR * layout.num_blocks(num_tokens)
-    words = serve_words(args, spec, transport, num_blocks)
+    words = serve_words(args, spec, num_blocks)
     started = [
         stack.enter_context(Spawned([*words, "--rank", str(rank)]))
         for rank in range(len(side.ranks()))

@@ -2,14 +2,12 @@
 
 import argparse
 import json
-import os
-import select
-import stat
 from typing import Final
 
 from kvxfer.cli import worker_side
 from kvxfer.cli.model_side import whole_number
 from kvxfer.cli.output import write
+from kvxfer.cli.parent import Parent
 from kvxfer.control.ports import MAX_PORT
 from kvxfer.errors import InvalidUsage
 from kvxfer.units import format_bytes
@@ -21,7 +19,6 @@ _TOKENS: Final = 4096
 _MAX_BLOCKS: Final = 1 << 31
 _MAX_REQUESTS: Final = 1 << 40
 _LOOK_S: Final = 0.2
-_STDIN: Final = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,9 +105,9 @@ def line_of(received: Received) -> str:
 
 
 def _serve(worker: DecodeWorker, limit: int | None) -> int:
-    watched = _stdin_is_pipe()
+    parent = Parent()
     count = 0
-    while count != limit and not (watched and _stdin_has_ended()):
+    while count != limit and not parent.has_ended():
         received = worker.next(_LOOK_S)
         if received is not None:
             count += 1
@@ -118,19 +115,3 @@ def _serve(worker: DecodeWorker, limit: int | None) -> int:
     if count == limit:
         worker.settle()
     return 0 if worker.num_wrong == 0 else EXIT_CHECK_FAILED
-
-
-def _stdin_is_pipe() -> bool:
-    """Whether somebody holds the other end; a terminal or /dev/null says nothing of that."""
-    try:
-        mode = os.fstat(_STDIN).st_mode
-    except OSError:  # closed by the shell
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-
-def _stdin_has_ended() -> bool:
-    while select.select([_STDIN], [], [], 0.0)[0]:
-        if not os.read(_STDIN, 4096):
-            return True
-    return False

@@ -18,13 +18,11 @@ _START_S = 60.0
 _END_S = 10.0  # giving back gigabytes of GPU memory takes seconds
 
 
-def serve_words(
-    args: argparse.Namespace, layout: str, transport: str, num_blocks: int
-) -> list[str]:
+def serve_words(args: argparse.Namespace, layout: str, num_blocks: int) -> list[str]:
     """The words of a `kvxfer serve` beside a `kvxfer send` that was called with ``args``."""
     model = Path(args.model)  # of a file the child, which stands elsewhere, needs all of the path
     words = ["--model", str(model.resolve()) if model.is_file() else args.model]
-    words += ["--layout", layout, "--transport", transport, "--blocks", str(num_blocks)]
+    words += ["--layout", layout, "--transport", args.transport, "--blocks", str(num_blocks)]
     for option, value in (("--kv-heads", args.kv_heads), ("--threads", args.threads)):
         words += [] if value is None else [option, value]
     words += [] if args.key is None else ["--key", str(Path(args.key).resolve())]

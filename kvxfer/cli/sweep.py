@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from kvxfer.cli import sweep_ranks
+from kvxfer.cli import sweep_far, sweep_ranks
 from kvxfer.cli.lists import one_of, parse_list, positive
 from kvxfer.cli.output import show
 from kvxfer.errors import InvalidUsage, KvxferError
@@ -23,7 +23,7 @@ from kvxfer.report.export import (
 from kvxfer.report.sweep_table import print_report
 from kvxfer.sweep import RankSweepRun, SweepOptions, SweepRun
 from kvxfer.sweep.case_run import CaseRun
-from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS
+from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS, DEVICE_MEMORY
 from kvxfer.sweep.compute import KINDS
 from kvxfer.sweep.paths import resolve_transport
 from kvxfer.sweep.peers import PEERS
@@ -41,7 +41,8 @@ _SM_WORDS = {"auto": AUTO_SMS, "all": ALL_SMS}
 _MODEL = "llama-3.1-8b"
 _TOKENS = "512,2048,8192"
 _QUICK_TOKENS = "512,2048"
-_MAPPING = ("auto", "shm", "nvlink", "loopback")
+_MAPPING = ("shm", "nvlink", "loopback")
+_NETWORKS = ("ucx", "nixl")  # of both kinds of memory
 _QUICK_ITERS = 5
 _MAX_THREADS = 256
 _MAX_ITERS = 1_000_000
@@ -51,22 +52,46 @@ _ENGINE_HELP = "force a copy engine; CPU: memcpy, streaming; GPU: bulk, load_sto
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the options."""
-    what = parser.add_argument_group("what to move (comma-separated lists are swept)")
-    what.add_argument("--model", help=f"catalogue name or config.json path (default: {_MODEL})")
-    what.add_argument("--tokens", help=f"tokens of a request (default: {_TOKENS})")
-    what.add_argument("--block-size", default="16", help="tokens of a block")
-    what.add_argument("--page-bytes", help="raw sweep of page sizes instead of a model: 4k,16k,64k")
-    what.add_argument("--total-bytes", help="bytes of a raw request (default 256m, on GPUs 1g)")
+    what = parser.add_argument_group("what to move (lists, X,..., are swept)")
     what.add_argument(
-        "--block-order", default="shuffled", help="shuffled, contiguous, fragmented:R (runs of R)"
+        "--model",
+        metavar="NAME,...",
+        help=f"catalogue name or config.json path (default: {_MODEL})",
     )
-    what.add_argument("--dtype", default="bfloat16", help="element type of the cache")
+    what.add_argument("--tokens", metavar="N,...", help=f"of a request (default: {_TOKENS})")
+    what.add_argument("--block-size", metavar="N,...", default="16", help="tokens of a block")
+    what.add_argument(
+        "--page-bytes", metavar="SIZE,...", help="raw sweep of page sizes instead of a model"
+    )
+    what.add_argument(
+        "--total-bytes", metavar="SIZE", help="of a raw request (default 256m, on GPUs 1g)"
+    )
+    what.add_argument(
+        "--block-order",
+        metavar="ORDER,...",
+        default="shuffled",
+        help="shuffled, contiguous, fragmented:R (runs of R)",
+    )
+    what.add_argument(
+        "--dtype", metavar="TYPE", default="bfloat16", help="element type of the cache"
+    )
     what.add_argument("--order", default="nhd", choices=("nhd", "hnd"), help="axes of a page")
     how = parser.add_argument_group("how to move it")
     how.add_argument("--transport", default="auto", choices=("auto", *TRANSPORTS), help="path")
-    how.add_argument("--memory", help="the peer's memory, on a CPU (default: all of the path's)")
-    how.add_argument("--op", default="put", help="put (the source copies), get (the destination)")
-    how.add_argument("--sms", help="GPU SMs for the copy: counts, all, or auto (default: auto)")
+    how.add_argument(
+        "--memory",
+        metavar="KIND,...",
+        help="the peer's memory: shared, private, device (default: all of the path's)",
+    )
+    how.add_argument(
+        "--op",
+        metavar="OP,...",
+        default="put",
+        help="put (the source copies), get (the destination)",
+    )
+    how.add_argument(
+        "--sms", metavar="N,...", help="GPU SMs for the copy: counts, all, or auto (default: auto)"
+    )
     how.add_argument("--engine", default="auto", help=_ENGINE_HELP)
     how.add_argument("--threads", type=int, help="CPU threads for the copy (default: all, to 8)")
     how.add_argument("--devices", help="source,destination GPU (default 0,1), or 0,1:2,3")
@@ -80,7 +105,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help=f"the same pages moved by what others use too: {','.join(PEERS)}",
     )
+    how.add_argument(
+        "--strict", action="store_true", help="a slower path than the expected one is an error"
+    )
     sweep_ranks.add_arguments(parser)
+    sweep_far.add_arguments(parser)
     rounds = parser.add_argument_group("rounds")
     rounds.add_argument("--iters", type=int, help="timed rounds a case (default by size)")
     rounds.add_argument("--warmup", type=int, default=2, help="untimed rounds a case")
@@ -110,8 +139,10 @@ def parse_options(args: argparse.Namespace) -> SweepOptions:
     model = _MODEL if args.model is None else args.model
     sms = "auto" if args.sms is None else args.sms
     memory = args.memory
-    if memory is None:
-        memory = _default_memory(args.transport) if ranks is None else sweep_ranks.MEMORY
+    if memory is None and args.devices is not None and args.transport in _NETWORKS:
+        memory = DEVICE_MEMORY
+    elif memory is None:
+        memory = _default_memory(args) if ranks is None else sweep_ranks.MEMORY
     devices = None if args.devices is None else sweep_ranks.parse_devices(args.devices)
     return SweepOptions(
         transport=args.transport,
@@ -140,11 +171,16 @@ def parse_options(args: argparse.Namespace) -> SweepOptions:
         peers=()
         if args.peers is None
         else parse_list("--peers", args.peers, one_of("--peers", tuple(PEERS))),
+        far_address=args.peer or "",
+        binding=sweep_far.parse_binding(args),
+        strict=args.strict,
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the sweep and write its results, also what there is after Ctrl-C or an error."""
+    if args.listen is not None:
+        return sweep_far.listen(args)
     options = parse_options(args)
     files = ((args.json, to_json), (args.csv, to_csv), (args.markdown, to_markdown))
     outputs = [(path, convert) for path, convert in files if path is not None]
@@ -213,9 +249,13 @@ def advance(bar: Progress, task: TaskID, end: int) -> None:
         bar.advance(task)
 
 
-def _default_memory(transport: str) -> str:
+def _default_memory(args: argparse.Namespace) -> str:
     # Where memory is not mapped it makes no difference whose it is.
-    return "shared,private" if transport in _MAPPING else "private"
+    transport = args.transport
+    if transport == "auto" and args.peer is not None:
+        transport = resolve_transport(transport, args.peer)
+    is_mapped = transport in ("auto", *_MAPPING)
+    return "shared,private" if is_mapped else "private"
 
 
 def _default_tokens(args: argparse.Namespace) -> str:

@@ -12,6 +12,7 @@ from kvxfer.control.addresses import is_loopback, parse_url
 from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.layout import KVLayout, ToFp8
 from kvxfer.layout.conversion import DESTINATION, SOURCES
+from kvxfer.memory import MemoryKind
 from kvxfer.worker.decode import CHANNEL
 from kvxfer.worker.messages import AskWorker, WorkerInfo
 from kvxfer.worker.options import LOOPBACK_HOST
@@ -33,13 +34,13 @@ class Receivers:
     infos: tuple[WorkerInfo, ...]
 
     def transport_for(self, asked: str) -> str:
-        """The transport to them: the one that they serve, where they say so.
+        """The transport to them: the one that they serve, where they say so and do not leave it.
 
         Raises:
             NotAvailable: another one is asked for.
         """
         served = sorted({info.transport for info in self.infos})
-        if not served:
+        if not served or served == ["auto"]:
             return asked
         if len(served) > 1 or asked not in ("auto", served[0]):
             raise NotAvailable(
@@ -47,6 +48,12 @@ class Receivers:
                 "with one and the same"
             )
         return served[0]
+
+    @property
+    def memory(self) -> MemoryKind | None:
+        """Where their caches lie; None where they do not say, or differ."""
+        kinds = {info.memory for info in self.infos}
+        return next((kind for kind in MemoryKind if kinds == {kind.value}), None)
 
     def conversion_of(self, layout: KVLayout) -> ToFp8 | None:
         """The conversion that the two dtypes ask for, if a copy can do it."""

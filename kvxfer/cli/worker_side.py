@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--transport", default="auto", choices=("auto", *process_transports()), help="path"
     )
+    how.add_argument(
+        "--strict", action="store_true", help="a slower path than the expected one is an error"
+    )
     how.add_argument("--threads", metavar="N", help="CPU threads (default: all, to 8)")
     how.add_argument("--device", default="0", metavar="N", help="the GPU, where memory is a GPU's")
     safe = parser.add_argument_group("who may reach it")
@@ -62,6 +65,7 @@ def parse_options(args: argparse.Namespace, *, bind_host: str) -> WorkerOptions:
         bind_host=bind_host,
         key=None if args.key is None else SharedKey.read(args.key),
         insecure=args.insecure,
+        strict=args.strict,
     )
 
 

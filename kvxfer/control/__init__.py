@@ -18,6 +18,7 @@ from kvxfer.control.messages import (
     RankSpec,
     ReserveReply,
     ReserveRequest,
+    TableSpec,
     WatchRequest,
 )
 from kvxfer.control.ports import Ports
@@ -44,6 +45,7 @@ __all__ = [
     "ReserveReply",
     "ReserveRequest",
     "SharedKey",
+    "TableSpec",
     "WatchRequest",
     "decode",
     "encode",

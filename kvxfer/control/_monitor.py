@@ -9,8 +9,6 @@ import zmq
 from kvxfer.control import _sockets
 
 _EVENT = struct.Struct("=Hi")
-_EVENTS = int(zmq.EVENTS)  # plain ints: this is asked at every call
-_POLLIN = int(zmq.POLLIN)
 _numbers = itertools.count()
 
 
@@ -30,7 +28,7 @@ class Monitor:
 
     def drain(self) -> Iterator[tuple[int, int]]:
         """The events since the last time, oldest first, each with its value."""
-        while int(self.socket.getsockopt(_EVENTS)) & _POLLIN:
+        while _sockets.has_message(self.socket):
             event, value = _EVENT.unpack(self.socket.recv())
             self.socket.recv()
             yield event, value

@@ -79,10 +79,9 @@ class ServedChannel:
     def serve_waiting(self) -> None:
         """Answer what waits, up to a bound."""
         for _ in range(_BATCH):
-            try:
-                frame, parts = _sockets.receive_routed(self.socket)
-            except zmq.Again:
+            if not _sockets.has_message(self.socket):
                 return
+            frame, parts = _sockets.receive_routed(self.socket)
             if parts is None or not _is_request(parts):
                 self._count_dropped()
             else:

@@ -15,14 +15,14 @@ import zmq
 
 from kvxfer.closing import Closing
 from kvxfer.control import _sockets
-from kvxfer.control._monitor import Monitor
+from kvxfer.control._client_events import ClientEvents
 from kvxfer.control._wake import Wake
 from kvxfer.control.addresses import parse_url
 from kvxfer.control.framing import decode, decoder_of, encode, encode_limit
 from kvxfer.control.key import SharedKey
 from kvxfer.control.messages import ErrorReply
 from kvxfer.control.replies import error_of
-from kvxfer.errors import ControlTimeout, KvxferError, PeerLost, ProtocolMismatch
+from kvxfer.errors import ControlTimeout, KvxferError, NotAvailable, PeerLost, ProtocolMismatch
 
 # A server keeps 16 answers for a connection that does not read; with more calls at a time some
 # could be lost.
@@ -57,7 +57,7 @@ class Line:
         decoder_of(self._types)
         at = parse_url(address)
         self.socket = _sockets.open_client(context, ipv6=at.is_ipv6, key=key)
-        self.monitor = Monitor(context, self.socket, int(zmq.EVENT_DISCONNECTED))
+        self.events = ClientEvents(context, self.socket)
         self.socket.connect(at.url)
         self._nonce = os.urandom(8)
         self._counter = itertools.count(1)
@@ -95,12 +95,14 @@ class Line:
         self._receive()  # an answer may have come just before the end
         if self.socket.closed:
             return False  # whoever got an answer has closed the line
-        lost = bool(list(self.monitor.drain()))
+        lost = self.events.drain()
         if lost:
             sent, self._sent = list(self._sent.values()), {}
             for call in sent:
                 text = f"{self.address} ended the connection before it answered {call.name}"
                 call.on_answer(PeerLost(f"{text}, whose outcome is unknown"))
+        if self.events.is_final:
+            self._end_refused()
         self._end_late()
         self._send_waiting()
         return lost
@@ -110,8 +112,15 @@ class Line:
         self._unsent.clear()
         self._sent.clear()
         if not self.socket.closed:
-            self.monitor.close()
+            self.events.close()
             self.socket.close(linger=0)
+
+    def _end_refused(self) -> None:
+        """What waits for a connection waits in vain."""
+        while self._unsent:
+            call = self._unsent.popleft()
+            text = f"{call.name} to {self.address} was not sent: {self.events.refusal}"
+            call.on_answer(NotAvailable(f"{text}; give both sides the same key"))
 
     def _end_late(self) -> None:
         now_s = time.monotonic()
@@ -120,7 +129,8 @@ class Line:
                 state = "sent, not answered; its outcome is unknown"
             elif call in self._unsent:
                 self._unsent.remove(call)
-                state = "nothing was sent"
+                why = f" ({self.events.refusal})" if self.events.refusal else ""
+                state = f"no connection{why}; nothing was sent"
             else:
                 continue  # what another call was answered with has closed this line
             call.on_answer(
@@ -137,13 +147,11 @@ class Line:
                 limit = encode_limit(call.end_s - time.monotonic())
                 self.socket.send_multipart([*call.parts, limit], zmq.NOBLOCK)
                 self._sent[call.parts[0]] = self._unsent.popleft()
+                self.events.forget()
 
     def _receive(self) -> None:
-        while not self.socket.closed:
-            try:
-                parts = _sockets.receive_parts(self.socket)
-            except zmq.Again:
-                return
+        while not self.socket.closed and _sockets.has_message(self.socket):
+            parts = _sockets.receive_parts(self.socket)
             call = None if parts is None else self._sent.pop(parts[0], None)
             if parts is None or call is None:
                 continue  # foreign, or the late answer to a call that timed out
@@ -198,7 +206,7 @@ class Calls(Closing):
         poller.register(self._wake.fileno(), zmq.POLLIN)
         for line in self._lines:
             poller.register(line.socket, zmq.POLLIN | (zmq.POLLOUT if line.wants_to_send else 0))
-            poller.register(line.monitor.socket, zmq.POLLIN)
+            poller.register(line.events.socket, zmq.POLLIN)
         # Rounded up: a wait that ends a little early would turn in circles.
         ready = poller.poll(math.ceil(wait_s * 1000))
         if any(where == self._wake.fileno() for where, _ in ready):

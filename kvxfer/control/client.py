@@ -13,28 +13,25 @@ import zmq
 
 from kvxfer.closing import Closing
 from kvxfer.control import _sockets
-from kvxfer.control._monitor import Monitor
+from kvxfer.control._client_events import ClientEvents
 from kvxfer.control.addresses import parse_url
 from kvxfer.control.framing import MAX_LIMIT_MS, decode, decoder_of, encode, encode_limit
 from kvxfer.control.key import SharedKey
 from kvxfer.control.messages import ErrorReply
 from kvxfer.control.replies import error_of
-from kvxfer.errors import ControlTimeout, InvalidUsage, KvxferError, PeerLost, ProtocolMismatch
+from kvxfer.errors import (
+    ControlTimeout,
+    InvalidUsage,
+    KvxferError,
+    NotAvailable,
+    PeerLost,
+    ProtocolMismatch,
+)
 
 __all__ = ["ControlClient"]
 
 _MAX_DEADLINE_S = MAX_LIMIT_MS / 1000
 _SLICE_S = 0.1  # how soon a call notices that its client is being closed or its connection gone
-_REFUSALS = {
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the peer does not admit this key",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: (
-        "the peer is another service, or one side has a key and the other has none"
-    ),
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: (
-        "the peer ends the connection, as one with another key does, or one side has a key and "
-        "the other has none"
-    ),
-}
 _ReplyT = TypeVar("_ReplyT", bound=msgspec.Struct)
 
 
@@ -74,7 +71,6 @@ class ControlClient(Closing, Generic[_ReplyT]):
         self._pid = os.getpid()
         self._nonce = os.urandom(8)
         self._counter = itertools.count(1)
-        self._refusal = ""
         self._context = _sockets.client_context.acquire()
         try:
             self._open()
@@ -95,6 +91,8 @@ class ControlClient(Closing, Generic[_ReplyT]):
 
         Raises:
             ControlTimeout: the deadline passed. The server may have run the call all the same.
+            NotAvailable: the peer does not admit the key; nothing was sent. Of a client with quite
+                another key, or with none, libzmq does not tell: that is a timeout.
             PeerLost: the connection ended before the answer came. The server may have run it.
             ProtocolMismatch: the answer is of another version or breaks the schema.
             InvalidUsage: the client is closed or was made before a fork, or the message cannot
@@ -110,9 +108,7 @@ class ControlClient(Closing, Generic[_ReplyT]):
         try:
             call_id = self._nonce + next(self._counter).to_bytes(8, "big")
             if not self._send([call_id, *frames], end_s):
-                raise self._timeout(
-                    name, limit_s, f"no connection{self._refusal}; nothing was sent"
-                )
+                raise self._unsent(name, limit_s)
             reply = self._receive(call_id, end_s, name)
         except KvxferError:
             raise
@@ -142,8 +138,7 @@ class ControlClient(Closing, Generic[_ReplyT]):
 
     def _open(self) -> None:
         self._socket = _sockets.open_client(self._context, ipv6=self._at.is_ipv6, key=self._key)
-        events = sum(_REFUSALS, int(zmq.EVENT_DISCONNECTED))
-        self._monitor = Monitor(self._context, self._socket, events)
+        self._events = ClientEvents(self._context, self._socket)
         self._readable, self._writable = zmq.Poller(), zmq.Poller()
         self._readable.register(self._socket, zmq.POLLIN)
         self._writable.register(self._socket, zmq.POLLOUT)
@@ -154,7 +149,7 @@ class ControlClient(Closing, Generic[_ReplyT]):
             raise
 
     def _shut(self) -> None:
-        self._monitor.close()
+        self._events.close()
         self._socket.close(linger=0)
 
     def _send(self, parts: list[bytes], end_s: float) -> bool:
@@ -162,20 +157,20 @@ class ControlClient(Closing, Generic[_ReplyT]):
         while True:
             # Without a look whether there is room: most often there is. But where a connection has
             # just ended, wait for the next, for libzmq might still take a message for the old one.
-            if not self._note_events():
+            if not self._events.drain():
                 limit = encode_limit(end_s - time.monotonic())
                 with contextlib.suppress(zmq.Again):
                     _sockets.send_parts(self._socket, [*parts, limit])
-                    self._refusal = ""
+                    self._events.forget()
                     return True
-            if not self._wait(self._writable, end_s):
-                self._note_events()
+            if self._events.is_final or time.monotonic() >= end_s:
                 return False
+            self._wait(self._writable, min(end_s, time.monotonic() + _SLICE_S))
 
     def _receive(self, call_id: bytes, end_s: float, name: str) -> msgspec.Struct | None:
         while True:
             ready = self._wait(self._readable, min(end_s, time.monotonic() + _SLICE_S))
-            lost = not ready and self._note_events()
+            lost = not ready and self._events.drain()
             # The answer may have come just before the end of the connection.
             if not ready and not self._readable.poll(0):
                 if lost:
@@ -214,15 +209,17 @@ class ControlClient(Closing, Generic[_ReplyT]):
                 f"fork; make a new one"
             )
 
-    def _note_events(self) -> bool:
-        """Take note of what befell the connection; returns whether it has ended."""
-        lost = False
-        for event, _ in self._monitor.drain():
-            if event == zmq.EVENT_DISCONNECTED:
-                lost = True
-            else:
-                self._refusal = f" ({_REFUSALS[zmq.Event(event)]})"
-        return lost
+    def _unsent(self, name: str, limit_s: float) -> KvxferError:
+        """Why there was no connection; the next call tries a new one."""
+        refusal, is_final = self._events.refusal, self._events.is_final
+        self._shut()  # libzmq may have given this one up, as after a foreign greeting
+        self._open()
+        if is_final:
+            return NotAvailable(
+                f"{name} to {self.address} was not sent: {refusal}; give both sides the same key"
+            )
+        why = f" ({refusal})" if refusal else ""
+        return self._timeout(name, limit_s, f"no connection{why}; nothing was sent")
 
     def _timeout(self, name: str, limit_s: float, state: str) -> ControlTimeout:
         return ControlTimeout(

@@ -19,12 +19,14 @@ from kvxfer.errors import InvalidUsage, ProtocolMismatch
 #   2: caches of ranks: a layout is the whole model's and comes with a rank; three strides, and a
 #      plane for each layer and vector.
 #   3: a request ends with a frame that says how long its caller waits; layouts carry a hash.
-PROTOCOL_VERSION = 3
+#   4: layers form groups: a layout says which, and a grant has a block table for each.
+PROTOCOL_VERSION = 4
 
 MAGIC = b"KVXF"
 MAX_MESSAGE_BYTES = 16 << 20
 
 _HEAD = struct.Struct(">4sH")
+_OWN_HEAD = _HEAD.pack(MAGIC, PROTOCOL_VERSION)
 _LIMIT = struct.Struct(">I")
 MAX_LIMIT_MS = 3_600_000
 
@@ -49,7 +51,7 @@ def encode(message: msgspec.Struct) -> list[bytes]:
             f"{name} takes {len(body)} bytes, the limit is {MAX_MESSAGE_BYTES}; "
             f"send fewer or smaller items"
         )
-    return [_HEAD.pack(MAGIC, PROTOCOL_VERSION), body]
+    return [_OWN_HEAD, body]
 
 
 def is_ours(head: bytes) -> bool:
@@ -71,22 +73,26 @@ def decode(
         InvalidUsage: ``types`` cannot be told apart.
     """
     wanted = types if isinstance(types, tuple) else (types,)
-    decoder = decoder_of(wanted)  # cached, and wrong types are ours, not the peer's
+    decoder_of(wanted)  # before all else: wrong types are ours, not the peer's
     check_head(frames)
     if len(frames) != 2:
         raise ProtocolMismatch(
             f"message of {len(frames)} frames, version {PROTOCOL_VERSION} has 2; see PROTOCOL.md"
         )
-    if len(frames[1]) > MAX_MESSAGE_BYTES:
+    return _decode_body(frames[1], wanted)
+
+
+def _decode_body(body: bytes, types: tuple[type[_MessageT], ...]) -> _MessageT:
+    if len(body) > MAX_MESSAGE_BYTES:
         raise ProtocolMismatch(
-            f"body of {len(frames[1])} bytes, the limit is {MAX_MESSAGE_BYTES}; send less"
+            f"body of {len(body)} bytes, the limit is {MAX_MESSAGE_BYTES}; send less"
         )
     try:
-        message: _MessageT = decoder.decode(frames[1])
+        message: _MessageT = decoder_of(types).decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:
-        names = ", ".join(kind.__name__ for kind in wanted)
+        names = ", ".join(kind.__name__ for kind in types)
         raise ProtocolMismatch(
-            f"body of {len(frames[1])} bytes is none of {names}: {error}; "
+            f"body of {len(body)} bytes is none of {names}: {error}; "
             f"both sides must run the same kvxfer"
         ) from error
     return message
@@ -115,7 +121,7 @@ def decode_request(
     limit_ms = _LIMIT.unpack(frames[2])[0]
     if not 1 <= limit_ms <= MAX_LIMIT_MS:
         raise ProtocolMismatch(f"limit_ms of the request is {limit_ms}; use 1 to {MAX_LIMIT_MS}")
-    return decode(frames[:2], types), limit_ms / 1000
+    return _decode_body(frames[1], types), limit_ms / 1000
 
 
 def check_head(frames: Sequence[bytes]) -> None:
@@ -125,6 +131,8 @@ def check_head(frames: Sequence[bytes]) -> None:
         ProtocolMismatch: not a kvxfer message, or another version.
     """
     head = frames[0] if frames else b""
+    if head == _OWN_HEAD:
+        return
     if not is_ours(head):
         raise ProtocolMismatch(
             f"head {head[:16]!r} of {len(head)} bytes is not that of a kvxfer message "

@@ -15,6 +15,7 @@ from kvxfer.errors import InvalidUsage
 
 MAX_BLOCK_IDS = 1 << 20
 MAX_PLANES = 1 << 16
+MAX_GROUPS = 256  # as `KVLayout`
 MAX_FAILURES = 256
 MAX_INT = (1 << 63) - 1
 MAX_ERROR_CHARS = 4096
@@ -41,6 +42,7 @@ class LayoutSpec(msgspec.Struct, frozen=True, kw_only=True):
     order: Name
     kv: Name
     windows: Annotated[list[Count], Meta(max_length=MAX_PLANES)]
+    groups: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_GROUPS)]], Meta(max_length=MAX_PLANES)]
 
     @property
     def hash(self) -> str:
@@ -138,8 +140,9 @@ class InitReply(msgspec.Struct, frozen=True, kw_only=True, tag="init_reply"):
 class ReserveRequest(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
     """Asks for ``num_blocks`` blocks; ``epoch`` is that of the caller's last `InitReply`.
 
-    ``incarnation`` is that of `InitRequest`. ``tokens``: the first and the end of what is sent;
-    (0, 0) where the caller does not say.
+    ``num_blocks`` counts those of all groups of layers of the server. ``incarnation`` is that of
+    `InitRequest`. ``tokens``: the first and the end of what is sent; (0, 0) where the caller does
+    not say.
 
     Raises:
         InvalidUsage: tokens that end before they begin.
@@ -156,33 +159,48 @@ class ReserveRequest(msgspec.Struct, frozen=True, kw_only=True, tag="reserve"):
             raise InvalidUsage(f"tokens {self.tokens} end before they begin; give (first, end)")
 
 
+class TableSpec(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks in the order of a request's tokens, and the token in the first slot of the first."""
+
+    block_ids: Annotated[list[Count], Meta(max_length=MAX_BLOCK_IDS)]
+    first_token: Count = 0
+
+
 class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply"):
     """``granted`` with the blocks, ``wait`` with seconds until a retry, or ``refused``.
 
-    ``first_token``: the token in the first slot of the first block.
+    ``tables`` has one entry for each group of layers of the server.
 
     Raises:
-        InvalidUsage: blocks without a grant, or a block granted twice.
+        InvalidUsage: tables without a grant, too many blocks, or a block granted twice.
     """
 
     request_id: RequestId
     state: Literal["granted", "wait", "refused"]
-    block_ids: Annotated[list[Count], Meta(max_length=MAX_BLOCK_IDS)] = []
+    tables: Annotated[list[TableSpec], Meta(max_length=MAX_GROUPS)] = []
     retry_after_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
     reason: Annotated[str, Meta(max_length=MAX_ERROR_CHARS)] = ""
-    first_token: Count = 0
 
     def __post_init__(self) -> None:
-        num_ids = len(self.block_ids)
-        if num_ids and self.state != "granted":
+        if bool(self.tables) != (self.state == "granted"):
             raise InvalidUsage(
-                f"state {self.state!r} with {num_ids} block ids; wait and refused have none"
+                f"state {self.state!r} with {len(self.tables)} block tables; granted has one for "
+                "each group of layers, wait and refused have none"
             )
-        num_distinct = len(set(self.block_ids))
+        ids = self.block_ids
+        num_ids = len(ids)
+        if num_ids > MAX_BLOCK_IDS:
+            raise InvalidUsage(f"{num_ids} block ids in all tables; use at most {MAX_BLOCK_IDS}")
+        num_distinct = len(set(ids))
         if num_distinct != num_ids:
             raise InvalidUsage(
                 f"{num_ids} block ids hold {num_distinct} distinct ones; grant each block once"
             )
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The blocks of all tables, one table after another."""
+        return [one for table in self.tables for one in table.block_ids]
 
 
 class CommitRequest(msgspec.Struct, frozen=True, tag="commit"):

@@ -1,7 +1,8 @@
 """Pure arithmetic on KV caches: shapes, ranks, models, views and copy plans. numpy only."""
 
 from kvxfer.layout.block_ids import BlockIds
-from kvxfer.layout.block_map import BlockMap, Blocks, BlockTable
+from kvxfer.layout.block_map import BlockMap
+from kvxfer.layout.block_table import Blocks, BlockTable, BlockTables, as_tables
 from kvxfer.layout.compatible import require_compatible
 from kvxfer.layout.conversion import ToFp8
 from kvxfer.layout.copy_plan import CopyBox, CopyPlan
@@ -25,6 +26,7 @@ __all__ = [
     "BlockIds",
     "BlockMap",
     "BlockTable",
+    "BlockTables",
     "Blocks",
     "CopyBox",
     "CopyPlan",
@@ -39,6 +41,7 @@ __all__ = [
     "Strides",
     "TPLayout",
     "ToFp8",
+    "as_tables",
     "canonical_dtype",
     "load_model",
     "match_blocks",

@@ -15,6 +15,7 @@ MAX_NUM_BLOCKS = (1 << 32) - 1
 MAX_BLOCK_BYTES = 1 << 62
 ADDRESS_SPACE_BYTES = 1 << 64
 MAX_NUM_TOKENS = 1 << 40
+MAX_GROUPS = 256
 
 E = TypeVar("E", bound=Enum)
 
@@ -68,6 +69,23 @@ def windows(values: Sequence[object], *, num_layers: int) -> tuple[int, ...]:
     checked = tuple(
         integer(f"windows[{layer}]", window, minimum=0, maximum=MAX_NUM_TOKENS)
         for layer, window in enumerate(values)
+    )
+    return checked if any(checked) else ()
+
+
+def groups(values: Sequence[object], *, num_layers: int) -> tuple[int, ...]:
+    """Return the groups of ``num_layers`` layers; () where all are of group 0.
+
+    Raises:
+        InvalidUsage: a group that is no integer of 0 .. 255, or not one a layer.
+    """
+    if len(values) not in (0, num_layers):
+        raise InvalidUsage(
+            f"groups has {len(values)} entries for {num_layers} layers; give one a layer, or none"
+        )
+    checked = tuple(
+        integer(f"groups[{layer}]", group, minimum=0, maximum=MAX_GROUPS - 1)
+        for layer, group in enumerate(values)
     )
     return checked if any(checked) else ()
 

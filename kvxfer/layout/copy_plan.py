@@ -1,7 +1,7 @@
 """A copy as tables: what `csrc/copy/copy_plan.hpp` walks."""
 
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,10 @@ class CopyBox(NamedTuple):
         return self.num_runs * self.run_bytes
 
 
+# Made once: every plan is checked, one a layer where layers are sent as they become ready.
+_UINT64, _UINT32, _FLOAT32 = np.dtype(np.uint64), np.dtype(np.uint32), np.dtype(np.float32)
+
+
 def _no_scales() -> NDArray[np.float32]:
     return np.empty(0, dtype=np.float32)
 
@@ -86,10 +90,10 @@ class CopyPlan:
     conversion: str = "none"
 
     def __post_init__(self) -> None:
-        _check_table("src_planes", self.src_planes, np.uint64, (None,))
-        _check_table("dst_planes", self.dst_planes, np.uint64, (self.src_planes.size,))
-        _check_table("segments", self.segments, np.uint32, (None, 4))
-        _check_table("inverse_scales", self.inverse_scales, np.float32, (None,))
+        _check_table("src_planes", self.src_planes, _UINT64, (None,))
+        _check_table("dst_planes", self.dst_planes, _UINT64, (self.src_planes.size,))
+        _check_table("segments", self.segments, _UINT32, (None, 4))
+        _check_table("inverse_scales", self.inverse_scales, _FLOAT32, (None,))
 
     @classmethod
     def contiguous(cls, src_address: int, dst_address: int, num_bytes: int) -> "CopyPlan":
@@ -134,7 +138,9 @@ class CopyPlan:
         return np.array(self.boxes, dtype=np.uint64).reshape(len(self.boxes), len(CopyBox._fields))
 
 
-def _check_table(name: str, table: object, dtype: type, shape: tuple[int | None, ...]) -> None:
+def _check_table(
+    name: str, table: object, dtype: np.dtype[Any], shape: tuple[int | None, ...]
+) -> None:
     fits = (
         isinstance(table, np.ndarray)
         and table.dtype == dtype
@@ -149,6 +155,4 @@ def _check_table(name: str, table: object, dtype: type, shape: tuple[int | None,
             else type(table).__name__
         )
         wanted = ", ".join("n" if want is None else str(want) for want in shape)
-        raise InvalidUsage(
-            f"{name} is {found}; use a contiguous {np.dtype(dtype)} array of shape [{wanted}]"
-        )
+        raise InvalidUsage(f"{name} is {found}; use a contiguous {dtype} array of shape [{wanted}]")

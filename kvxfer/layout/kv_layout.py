@@ -94,6 +94,9 @@ class KVLayout:
         kv: how K and V lie in a layer.
         windows: for each layer the tokens that it looks back, 0 = all of them; empty = no layer
             slides.
+        groups: for each layer the number of its group, from 0; empty = one group. Layers of one
+            group have their tokens in the same blocks, those of different groups in different ones:
+            a request has a block table for each group. Each side groups as it likes.
 
     Strings are taken for ``order`` and ``kv``, as they come from the wire or a command line.
 
@@ -110,6 +113,7 @@ class KVLayout:
     order: Order = Order.NHD
     kv: KVKind = KVKind.SPLIT
     windows: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
@@ -119,6 +123,8 @@ class KVLayout:
         object.__setattr__(self, "kv", _checks.member("kv", self.kv, of=KVKind))
         windows = _checks.windows(self.windows, num_layers=self.num_layers)
         object.__setattr__(self, "windows", windows)
+        groups = _checks.groups(self.groups, num_layers=self.num_layers)
+        object.__setattr__(self, "groups", groups)
         if self.kv is KVKind.MLA and self.num_kv_heads != 1:
             raise InvalidUsage(
                 f"num_kv_heads is {self.num_kv_heads}; MLA has one latent a token, so use 1 and "
@@ -150,6 +156,48 @@ class KVLayout:
             "token": self.block_size,
             "head": self.num_kv_heads,
         }
+
+    @property
+    def num_groups(self) -> int:
+        """Block tables of a request."""
+        return max(self.groups, default=0) + 1
+
+    def group_of(self, layer: int) -> int:
+        """The group of a layer, both counted from 0."""
+        return self.groups[layer] if self.groups else 0
+
+    def window_of(self, layer: int) -> int:
+        """The tokens that a layer looks back; 0 = all."""
+        return self.windows[layer] if self.windows else 0
+
+    def needed_by(self, layer: int, tokens: range) -> range:
+        """The tokens of a request of ``tokens`` that a layer needs: all, or its window's."""
+        window = self.window_of(layer)
+        return range(max(tokens.start, tokens.stop - window), tokens.stop) if window else tokens
+
+    def needed(self, tokens: range) -> tuple[range, ...]:
+        """For each group the tokens of a request that some layer of it needs.
+
+        A group that has no layers needs none.
+        """
+        if not self.groups and not self.windows:
+            return (tokens,)
+        starts = [tokens.stop] * self.num_groups
+        for layer in range(self.num_layers):
+            group = self.group_of(layer)
+            starts[group] = min(starts[group], self.needed_by(layer, tokens).start)
+        return tuple(range(start, tokens.stop) for start in starts)
+
+    def needed_blocks(self, tokens: range) -> tuple[range, ...]:
+        """For each group the blocks of a request that hold what it needs.
+
+        Block ``i`` of a request has a slot for the tokens from ``i * block_size`` on.
+        """
+        size = self.block_size
+        return tuple(
+            range(one.start // size, -(-one.stop // size)) if one else range(0)
+            for one in self.needed(tokens)
+        )
 
     @property
     def num_vectors(self) -> int:

@@ -1,8 +1,9 @@
 """From two views and two block tables to the tables that a copy walks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from kvxfer.layout.block_map import BlockMap, Blocks
+from kvxfer.layout.block_map import BlockMap
+from kvxfer.layout.block_table import Blocks
 from kvxfer.layout.conversion import ToFp8
 from kvxfer.layout.copy_plan import CopyPlan
 from kvxfer.layout.route import Route
@@ -29,7 +30,7 @@ def plan(
         dst: the cache that is written. Its order of axes, block size and number of blocks may
             differ, and each side may be any rank of any parallel layout.
         src_blocks: block ids ``[n]`` of the request in the order of its tokens, repeats allowed; or
-            a `BlockTable` that does not begin at token 0.
+            a `BlockTable` that does not begin at token 0; or `BlockTables`, one a group of layers.
         dst_blocks: the same of the destination, each block once.
         tokens: which tokens to move, such as those behind a prefix that ``dst`` holds already, up
             to the last in a block filled partly; None = all slots of the blocks, where both tables
@@ -57,15 +58,17 @@ def match_blocks(
     src_blocks: Blocks,
     dst_blocks: Blocks,
     *,
-    tokens: range | None = None,
+    tokens: range | Sequence[range] | None = None,
+    end: int | None = None,
 ) -> BlockMap:
-    """The `BlockMap` of two tables for caches like these; arguments and errors as for `plan`."""
+    """The `BlockMap` of a request for caches like these; arguments and errors as for that."""
     return BlockMap(
         src_blocks,
         dst_blocks,
         src_block_size=src.layout.block_size,
         dst_block_size=dst.layout.block_size,
         tokens=tokens,
+        end=end,
         src_num_blocks=src.num_blocks,
         dst_num_blocks=dst.num_blocks,
     )

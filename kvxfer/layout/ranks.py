@@ -105,8 +105,14 @@ class TPLayout:
         replicated = layout.kv is KVKind.MLA
         heads = 1 if replicated else len(self.heads_of(layout.num_kv_heads))
         layers = self.layers_of(layout.num_layers)
-        windows = layout.windows[layers.start : layers.stop]
-        return replace(layout, num_layers=len(layers), num_kv_heads=heads, windows=windows)
+        own = slice(layers.start, layers.stop)
+        return replace(
+            layout,
+            num_layers=len(layers),
+            num_kv_heads=heads,
+            windows=layout.windows[own],
+            groups=layout.groups[own],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ single vectors, by one rule.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +38,19 @@ class _Axis:
 _ONE_ROW = _Axis(1, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The heads of a share in its layers of one window; ``boxes`` by tokens of a segment."""
+class _Kind(NamedTuple):
+    """What decides which tokens of a layer move, and which blocks they lie in."""
 
     window: int
+    src_group: int
+    dst_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The heads of a share in its layers of one kind; ``boxes`` by tokens of a segment."""
+
+    kind: _Kind
     heads: _Axis
     kv: _Axis
     num_layers: int
@@ -82,17 +90,18 @@ class Route:
         require_compatible(src.shard.model, dst.shard.model, convert)
         chosen_layers = _checks.layers(layers, src.shard.model.num_layers)
         self.src, self.dst = src, dst
+        self._num_groups = (src.shard.model.num_groups, dst.shard.model.num_groups)
         self._convert = convert
         self._per_head = convert is not None and convert.per_head
         self._parts: list[_Part] = []
         planes: tuple[list[NDArray[np.uint64]], ...] = ([], [])
         scales: list[NDArray[np.float32]] = []
         for share in shares(src.shard, dst.shard):
-            for window, chosen in _by_window(share, src, chosen_layers):
+            for kind, chosen in _by_kind(share, src, dst, chosen_layers):
                 own = [_addresses(view, share, chosen) for view in (src, dst)]
                 first_plane = sum(map(len, planes[0]))
                 first_scale = sum(map(len, scales))
-                self._parts.append(self._part(window, share, own, first_plane, first_scale))
+                self._parts.append(self._part(kind, share, own, first_plane, first_scale))
                 # K of all layers, then V of all: where both merge into a run, the first half
                 # serves.
                 for side, addresses in zip(planes, own, strict=True):
@@ -110,22 +119,23 @@ class Route:
             InvalidUsage: the tables are of other block sizes, or ids are outside a view.
         """
         self._require_blocks(blocks)
-        placed: dict[range, list[tuple[int, int, int]]] = {}
+        placed: dict[tuple[range, int, int], list[tuple[int, int, int]]] = {}
         tables: list[NDArray[np.uint32]] = []
         boxes: list[CopyBox] = []
         num_segments = 0
         for part in self._parts:
-            tokens = blocks.last_tokens(part.window)
-            if tokens not in placed:
-                placed[tokens] = []
-                for segments in blocks.segments(tokens):
+            window, src_group, dst_group = part.kind
+            key = (blocks.last_tokens(window, dst_group), src_group, dst_group)
+            if key not in placed:
+                placed[key] = []
+                for segments in blocks.segments(*key):
                     count = len(segments.table)
-                    placed[tokens].append((segments.num_tokens, num_segments, count))
+                    placed[key].append((segments.num_tokens, num_segments, count))
                     tables.append(segments.table)
                     num_segments += count
             boxes += [
                 self._box(part, num_tokens)._replace(first_segment=first, num_segments=count)
-                for num_tokens, first, count in placed[tokens]
+                for num_tokens, first, count in placed[key]
             ]
         return CopyPlan(
             self._src_planes,
@@ -144,11 +154,17 @@ class Route:
                 f"the block tables were matched for blocks of {sizes[0]} and {sizes[1]} tokens, "
                 f"the caches have {wanted[0]} and {wanted[1]}; match them anew"
             )
+        if blocks.num_tables != self._num_groups:
+            raise InvalidUsage(
+                f"{blocks.num_tables} block tables for caches whose layers form "
+                f"{self._num_groups} groups (source, destination); give a table for each group, "
+                "as BlockTables"
+            )
         blocks.require_within(self.src.num_blocks, self.dst.num_blocks)
 
     def _part(
         self,
-        window: int,
+        kind: _Kind,
         share: Share,
         addresses: list[NDArray[np.uint64]],
         first_plane: int,
@@ -165,7 +181,7 @@ class Route:
         num_layers, num_vectors = addresses[0].shape
         kv_strides = _kv_stride(addresses[0]), _kv_stride(addresses[1])
         kv = _Axis(num_vectors, *kv_strides, mergeable=self._convert is None)
-        return _Part(window, heads, kv, num_layers, first_plane, first_scale)
+        return _Part(kind, heads, kv, num_layers, first_plane, first_scale)
 
     def _box(self, part: _Part, num_tokens: int) -> CopyBox:
         """What is copied for each segment of so many tokens."""
@@ -209,17 +225,18 @@ class Route:
         )
 
 
-def _by_window(
-    share: Share, src: KVView, layers: frozenset[int] | None
-) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """The layers of a share that have one window: (window, layers as the model numbers them)."""
-    windows = src.shard.model.windows
-    groups: dict[int, list[int]] = {}
+def _by_kind(
+    share: Share, src: KVView, dst: KVView, layers: frozenset[int] | None
+) -> Iterator[tuple[_Kind, NDArray[np.intp]]]:
+    """The layers of a share by kind: (kind, layers as the model numbers them)."""
+    models = src.shard.model, dst.shard.model
+    kinds: dict[_Kind, list[int]] = {}
     for layer in share.layers:
         if layers is None or layer in layers:
-            groups.setdefault(windows[layer] if windows else 0, []).append(layer)
-    for window, chosen in groups.items():
-        yield window, np.array(chosen, dtype=np.intp)
+            kind = _Kind(models[0].window_of(layer), *(one.group_of(layer) for one in models))
+            kinds.setdefault(kind, []).append(layer)
+    for kind, chosen in kinds.items():
+        yield kind, np.array(chosen, dtype=np.intp)
 
 
 def _merge(axes: list[_Axis], src_run_bytes: int, dst_run_bytes: int) -> int:

@@ -34,8 +34,8 @@ def shares(src: KVShard, dst: KVShard) -> tuple[Share, ...]:
     are of one model.
     """
     found: list[Share] = []
-    for head in _overlap(src.heads, dst.heads):
-        layers = _overlap(_owned_layers(src, head), dst.layers)
+    for head in overlap(src.heads, dst.heads):
+        layers = overlap(_owned_layers(src, head), dst.layers)
         if not layers:
             continue
         if found and found[-1].layers == layers and found[-1].heads.stop == head:
@@ -60,6 +60,7 @@ def _owned_layers(src: KVShard, head: int) -> range:
     return range(src.layers.start + begin, src.layers.start + end)
 
 
-def _overlap(one: range, other: range) -> range:
+def overlap(one: range, other: range) -> range:
+    """What two ranges of step 1 have in common; empty where they do not meet."""
     start = max(one.start, other.start)
     return range(start, max(start, min(one.stop, other.stop)))

@@ -129,7 +129,7 @@ def _read_tensor(array: Any, what: str) -> Buffer:
 def _read_dlpack(array: Any, what: str) -> Buffer:
     try:
         # A consumer on CUDA passes a stream; -1 asks the producer not to synchronise at all: the
-        # order of a transfer after compute is the caller's, by after_stream.
+        # order of a transfer after compute is the caller's, by `after`.
         on_cuda = array.__dlpack_device__()[0] == _DLPACK_CUDA
         capsule = array.__dlpack__(stream=-1) if on_cuda else array.__dlpack__()
     except (BufferError, TypeError, RuntimeError) as error:

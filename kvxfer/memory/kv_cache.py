@@ -27,12 +27,15 @@ class KVCache(Closing):
     layer 0 V, layer 1 K, ... A chunked cache is one array of blocks. Flat arrays are
     taken as bytes; what has two axes or more must have the shape of the layout.
 
+    Layers of different groups may be given the same array: a request has other blocks of it in each
+    group, as where an engine keeps one pool of pages for layers of several kinds.
+
     Attributes:
         shard: which part of which model this is.
         layout: the shape of this part, ``shard.layout``.
         view: addresses as this process sees them.
-        registrations: one an array, in order.
-        planes: (index of the array, byte offset in it) of every layer's vectors in order: layer 0
+        registrations: one for each range of memory, in the order of the arrays.
+        planes: (index of the range, byte offset in it) of every layer's vectors in order: layer 0
             K, layer 0 V, layer 1 K, ...; of every layer's latents for MLA.
     """
 
@@ -52,21 +55,23 @@ class KVCache(Closing):
         """
         given = _as_sequence(arrays)
         buffers = [as_buffer(array) for array in given]
-        _refuse_repeats(buffers)
         self.shard = KVShard(layout, rank)
         self.layout = own = self.shard.layout
         _require_grouping(own, len(buffers))
+        ranges = _distinct(own, buffers)
         array_bytes = _common_bytes(buffers)
         num_blocks = _num_blocks(own, array_bytes, len(buffers))
         for array in given:
             require_fitting(own, array, array_bytes, num_arrays=len(given), num_blocks=num_blocks)
         strides = Strides.dense(own, num_blocks)
-        self.planes = [
+        found = [
             divmod(layer * strides.layer_bytes + vector * strides.kv_bytes, array_bytes)
             for layer in range(own.num_layers)
             for vector in range(own.num_vectors)
         ]
-        addresses = [buffers[index].address + offset for index, offset in self.planes]
+        addresses = [buffers[index].address + offset for index, offset in found]
+        indices = {address: index for index, address in enumerate(ranges)}
+        self.planes = [(indices[buffers[index].address], offset) for index, offset in found]
         self.view = KVView(
             self.shard,
             num_blocks,
@@ -78,7 +83,7 @@ class KVCache(Closing):
         self.registrations: list[Registration] = []
         self._on_close: dict[object, Callable[[], None]] = {}
         try:
-            for buffer in buffers:
+            for buffer in ranges.values():
                 self.registrations.append(register(buffer))
         except BaseException:
             self.close()
@@ -129,16 +134,21 @@ def _as_sequence(arrays: Any) -> Sequence[Any]:
     return list(arrays) if isinstance(arrays, list | tuple) else [arrays]
 
 
-def _refuse_repeats(buffers: Sequence[Buffer]) -> None:
-    # The same range again would only share its registration, and two planes would be one.
-    first: dict[int, int] = {}
+def _distinct(layout: KVLayout, buffers: Sequence[Buffer]) -> dict[int, Buffer]:
+    """The arrays by address, once those that start at one are found to be of different groups."""
+    by_address: dict[int, Buffer] = {}
+    had: dict[tuple[int, int], int] = {}
     for index, buffer in enumerate(buffers):
-        other = first.setdefault(buffer.address, index)
+        group = layout.group_of(index * layout.num_layers // len(buffers))
+        other = had.setdefault((buffer.address, group), index)
         if other != index:
+            # Two layers or planes would be one: a request has one table for both.
             raise InvalidUsage(
                 f"arrays {other} and {index} both start at {buffer.address:#x}; give each layer or "
-                "plane memory of its own"
+                "plane of a group memory of its own"
             )
+        by_address.setdefault(buffer.address, buffer)
+    return by_address
 
 
 def _require_grouping(layout: KVLayout, num_arrays: int) -> None:

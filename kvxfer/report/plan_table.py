@@ -53,7 +53,7 @@ def _head(report: PlanReport) -> Iterator[Text]:
 
 
 def _pair_table(report: PlanReport) -> Table:
-    names = ("from", "to", "layers", "heads", "bytes", "runs", "of", "pages", "boxes")
+    names = ("from", "to", "layers", "heads", "bytes", "runs", "a run", "pages", "boxes")
     table = _table(names, left=("from", "to"))
     for pair in report.pairs:
         table.add_row(

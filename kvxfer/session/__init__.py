@@ -5,7 +5,7 @@ from kvxfer.session.offers import Deferred, Granted, Notice, Offer, Refused
 from kvxfer.session.peer import Peer
 from kvxfer.session.peer_group import GroupTransfer, PeerGroup
 from kvxfer.session.receiver import Receiver
-from kvxfer.session.send_handle import SendHandle
+from kvxfer.session.send_handle import LayerHandle, SendHandle
 from kvxfer.session.sender import Sender
 from kvxfer.session.states import ReceiveLimits, SendLimits
 
@@ -14,6 +14,7 @@ __all__ = [
     "Endpoint",
     "Granted",
     "GroupTransfer",
+    "LayerHandle",
     "Notice",
     "Offer",
     "Peer",

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,12 +17,12 @@ from kvxfer.errors import (
     TransferFailed,
     TransferTimeout,
 )
-from kvxfer.layout import BlockTable
 from kvxfer.session.peer import Peer
-from kvxfer.session.send_handle import SendHandle
+from kvxfer.session.shipment import Shipment
 from kvxfer.session.state_machine import Machine
 from kvxfer.session.states import SEND_TABLE, SendEvent, Sending, SendLimits
-from kvxfer.transport import Transfer, Tuning
+from kvxfer.session.way import Way
+from kvxfer.transport import Transfer
 
 if TYPE_CHECKING:
     from kvxfer.session.target import Target
@@ -33,58 +32,26 @@ _CALL_S = 1.0  # an unanswered call is made again after it, until the state's ti
 GONE = (PeerLost, RegistrationError)
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """What is sent to every rank.
-
-    Attributes:
-        blocks: the request's blocks here.
-        tokens: which of its tokens.
-        tuning: how to copy.
-    """
-
-    blocks: BlockTable
-    tokens: range
-    tuning: Tuning | None
-
-
-@dataclass(slots=True)
-class _Way:
-    """Where a delivery writes, of one attempt."""
-
-    peer: Peer
-    blocks: BlockTable
-    tokens: range
-    num_posted: int = 0
-    sequence: int = 0
-    num_bytes: int = 0
-    path: str = ""
-    in_flight: list[Transfer] = field(default_factory=list)
-
-
 class Delivery:
     """A walk through `SEND_TABLE`. All methods are of the sender's thread."""
 
-    def __init__(
-        self, handle: SendHandle, parcel: Parcel, target: "Target", limits: SendLimits
-    ) -> None:
-        """On the way of ``parcel`` to ``target``."""
-        self.handle = handle
+    def __init__(self, shipment: Shipment, target: "Target", limits: SendLimits) -> None:
+        """Of ``shipment`` to ``target``."""
         self.error: KvxferError | None = None
         self.machine: Machine[Sending, SendEvent] = Machine(SEND_TABLE, limits)
-        self._parcel = parcel
+        self._shipment = shipment
         self._target = target
         self._limits = limits
         self._attempt = 1
         self._peer: Peer | None = None
-        self._way: _Way | None = None
+        self._way: Way | None = None
         self._again_s = float("inf")  # when to ask for blocks again
         target.want(self)
 
     @property
     def request_id(self) -> str:
         """Of the request."""
-        return self.handle.request_id
+        return self._shipment.request_id
 
     @property
     def is_terminal(self) -> bool:
@@ -111,7 +78,7 @@ class Delivery:
 
     def step(self, now_s: float) -> None:
         """Go on: what is in flight, what is ready, and what is late."""
-        if self.handle.is_given_up:
+        if self._shipment.given_up:
             self.feed(SendEvent.CANCEL)
         state = self.machine.state
         if state is Sending.RESERVING and now_s >= self._again_s:
@@ -129,12 +96,11 @@ class Delivery:
     def _on_reserve(self) -> None:
         self._again_s = float("inf")
         peer = self._peer = self._target.peer
-        tokens, size = self._parcel.tokens, peer.view.layout.block_size
-        first = tokens.start // size
-        num_blocks = -(-tokens.stop // size) - first if tokens else 0
+        tokens = self._shipment.tokens
+        blocks = peer.view.shard.model.needed_blocks(tokens)
         request = ReserveRequest(
             request_id=self.request_id,
-            num_blocks=num_blocks,
+            num_blocks=sum(map(len, blocks)),
             epoch=peer.epoch,
             incarnation=peer.connection,
             tokens=(tokens.start, tokens.stop),
@@ -152,25 +118,12 @@ class Delivery:
             self._granted(answer)
 
     def _granted(self, answer: ReserveReply) -> None:
-        peer, tokens = self._target.peer, self._parcel.tokens
-        size, first = peer.view.layout.block_size, answer.first_token
-        earliest = tokens.start // size * size
-        wanted = max(-(-tokens.stop // size) - first // size, 0) if tokens else 0
-        ids = answer.block_ids
-        if (
-            len(ids) != wanted
-            or (tokens and (first % size or first < earliest))
-            or (ids and max(ids) >= peer.view.num_blocks)
-        ):
-            text = (
-                f"the receiver granted {len(ids)} blocks from token {first}, up to id "
-                f"{max(ids, default=-1)}; wanted {wanted} of a cache of {peer.view.num_blocks}"
-            )
-            self.feed(SendEvent.ERROR, ProtocolMismatch(text))
-            return
-        moved = range(min(max(tokens.start, first), tokens.stop), tokens.stop)
-        self._way = _Way(peer, BlockTable(ids, first if ids else 0), moved)
-        self.feed(SendEvent.GRANTED)
+        try:
+            self._way = Way(self._target.peer, self._shipment.tokens, answer)
+        except KvxferError as error:
+            self.feed(SendEvent.ERROR, error)
+        else:
+            self.feed(SendEvent.GRANTED)
 
     def _on_move(self) -> None:
         self._move()
@@ -179,23 +132,14 @@ class Delivery:
         """Post what is ready, and see what has arrived."""
         way = self._way
         assert way is not None
-        pieces, complete = self.handle.ready(way.num_posted)
+        parts, complete = self._shipment.ready(way.num_posted)
         try:
-            for piece in pieces:
-                transfer = way.peer.put(
-                    self._parcel.blocks if way.tokens else BlockTable([]),
-                    way.blocks if way.tokens else BlockTable([]),
-                    tokens=way.tokens if way.tokens else None,
-                    layers=piece.layers,
-                    tuning=self._parcel.tuning,
-                    after_stream=piece.after_stream,
-                )
-                way.num_posted += 1
-                way.sequence = transfer.sequence
-                way.num_bytes += transfer.num_bytes
-                way.path = transfer.actual_path if transfer.num_bytes else way.path
-                way.in_flight.append(transfer)
-            self._collect()
+            for part in parts:
+                if way.peer.link.is_full:
+                    complete = False  # later, so that no other request waits for this one's copies
+                    break
+                way.post(part, self._shipment.tuning)
+            way.collect()
         except PeerLost as error:
             self._target.lose(error)
             return
@@ -203,21 +147,8 @@ class Delivery:
             self.feed(SendEvent.ERROR, _as_ours(error, self.request_id))
             return
         if complete and not way.in_flight:
-            self.feed(SendEvent.MOVED)
-
-    def _collect(self) -> None:
-        """Forget the transfers that have ended; raises what one of them ended with."""
-        assert self._way is not None
-        flying = self._way.in_flight
-        while flying:
-            try:
-                ended = flying[0].poll(0.0)
-            except Exception:
-                flying.pop(0)
-                raise
-            if not ended:
-                return
-            flying.pop(0)
+            # Whoever cancelled meanwhile may have used the blocks again before they were read.
+            self.feed(SendEvent.CANCEL if self._shipment.given_up else SendEvent.MOVED)
 
     def _on_commit(self) -> None:
         way = self._way
@@ -234,7 +165,7 @@ class Delivery:
     def _drain(self) -> None:
         if self._way is not None:
             try:
-                self._collect()
+                self._way.collect()
             except Exception as error:
                 self.error = self.error or _as_ours(error, self.request_id)
         if not self.in_flight:
@@ -252,7 +183,7 @@ class Delivery:
         if not self._target.holds(self._peer):
             self.feed(SendEvent.LOST)
             return
-        reason = str(self.error or "the sender gave it up")[:1000]
+        reason = str(self.error or self._shipment.given_up or "the sender gave it up")[:1000]
         request = AbortRequest(self.request_id, self._target.peer.connection, reason=reason)
         self._call(request, lambda answer: self.feed(SendEvent.ABORTED))
 
@@ -275,13 +206,13 @@ class Delivery:
         self._target.forget(self)
         way = self._way
         if way is None:
-            self.handle.end_rank(0, error)
+            self._shipment.end_rank(0, error)
         else:
-            self.handle.end_rank(way.num_bytes, error, path=way.path)
+            self._shipment.end_rank(way.num_bytes, error, path=way.path)
 
     def _reason_of_end(self) -> KvxferError:
-        if self.handle.is_given_up:
-            return TransferFailed(f"request {self.request_id!r} was cancelled")
+        if self._shipment.given_up:
+            return TransferFailed(self._shipment.given_up)
         return self._target.last_error or self._too_long()
 
     def _too_long(self) -> ControlTimeout:

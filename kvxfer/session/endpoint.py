@@ -26,16 +26,17 @@ from kvxfer.control import (
     WatchRequest,
 )
 from kvxfer.control.guard import guarded_host
-from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, RegistrationError
+from kvxfer.errors import InvalidUsage, PeerLost, RegistrationError
 from kvxfer.layout import KVShard, Share, ToFp8, shares
 from kvxfer.memory import KVCache, MemoryKind
 from kvxfer.session.block_pool import BlockPool
 from kvxfer.session.connections import ConnectionNames
+from kvxfer.session.exports import Exports
 from kvxfer.session.layouts import layout_spec, rank_spec, require_joinable, shard_of
 from kvxfer.session.peer import Peer
 from kvxfer.session.peer_group import PeerGroup
 from kvxfer.session.requests import PoolRequests, Requests, Writers
-from kvxfer.transport import Board, Export, Transport, create_transport
+from kvxfer.transport import Board, Transport, Transports
 from kvxfer.transport.process import ProcessWatch
 
 # From the clock, so that a restarted worker does not take up its predecessor's epochs.
@@ -75,14 +76,15 @@ class Endpoint(Closing):
         advertise_host: str | None = None,
         key: SharedKey | None = None,
         insecure: bool = False,
+        strict: bool = False,
         requests: Callable[[Writers], Requests] | None = None,
     ) -> None:
         """Export ``cache`` over ``transport`` and serve its channels.
 
         Args:
             cache: what peers may reach.
-            transport: a name of :func:`kvxfer.available_transports`, ``auto``, or a transport of
-                this endpoint alone with settings of its own.
+            transport: a name of :func:`kvxfer.available_transports`, a transport of this endpoint
+                alone with settings of its own, or ``auto``: the fastest that reaches each peer.
             num_threads: threads of host copies; None = all CPUs, at most 8.
             bind_host: address of both channels, and of a transport that listens. It guards the
                 channels alone: what UCX listens on trusts whoever reaches it.
@@ -91,6 +93,8 @@ class Endpoint(Closing):
             advertise_host: see `ControlServer`, as are ``key`` and ``insecure``.
             key: admits its holders alone; connections from here use it too.
             insecure: bind beyond loopback without a key.
+            strict: where ``auto`` takes a slower path than the peer's place allows, or NVLink is
+                asked for and PCIe carries the bytes, raise instead of warning.
             requests: makes what answers the alloc channel; None = the pool ``blocks``.
 
         Raises:
@@ -108,11 +112,6 @@ class Endpoint(Closing):
         self._requests = PoolRequests(self, self.blocks) if requests is None else requests(self)
         self._key = key
         self._names = ConnectionNames(self.incarnation)
-        self._transport = (
-            transport
-            if isinstance(transport, Transport)
-            else create_transport(transport, memory=kind, num_threads=num_threads)
-        )
         self._epoch = next(_EPOCHS)
         self._slots: dict[str, int] = {}  # by connection
         self._idle: dict[str, None] = {}  # connections that left, oldest first
@@ -120,12 +119,17 @@ class Endpoint(Closing):
         self._watches: dict[str, ProcessWatch] = {}
         self._lock = threading.Lock()
         self._board = Board()
-        self._transport.serve(self._board, host)
-        self._exports: list[Export] = []
+        self._transports = Transports(
+            transport,
+            memory=kind,
+            board=self._board,
+            bind_host=host,
+            num_threads=num_threads,
+            strict=strict,
+        )
+        self._exports = Exports(cache, self._transports)
         self._forget = cache.on_close(self._board.withdraw)
         try:
-            for item in cache.registrations:
-                self._exports.append(self._transport.export(item))
             self._server = ControlServer(
                 {
                     "init": {InitRequest: self._init},
@@ -157,8 +161,8 @@ class Endpoint(Closing):
 
     @property
     def transport_name(self) -> str:
-        """The transport in use."""
-        return self._transport.name
+        """The transport in use; with ``auto`` the fastest, beside which peers may choose others."""
+        return self._transports.first.name
 
     def connect(
         self,
@@ -187,7 +191,7 @@ class Endpoint(Closing):
         """
         return Peer.meet(
             self.cache,
-            self._transport,
+            self._transports,
             names=self._names,
             addresses=addresses,
             convert=convert,
@@ -289,18 +293,13 @@ class Endpoint(Closing):
             self._watches.popitem()[1].close()
         self._forget()
         self._board.withdraw()
-        for export in self._exports:
-            export.close()
+        self._exports.close()
 
     def _init(self, request: InitRequest) -> InitReply:
         theirs, own = shard_of(request.layout, request.rank), self.cache.shard
         require_joinable(theirs.model, own.model, ToFp8() if request.converts else None)
-        if self._transport.name not in request.transports:
-            raise NotAvailable(
-                f"this endpoint serves {self._transport.name}; the peer offers "
-                f"{', '.join(request.transports) or 'nothing'}"
-            )
         self.cache.require_live()
+        transport, regions = self._exports.choose(request.transports)
         if request.incarnation in self._shards:
             # A name is used again once what had it is unmapped.
             self._requests.left(request.incarnation)
@@ -310,7 +309,7 @@ class Endpoint(Closing):
         return InitReply(
             incarnation=self.incarnation,
             epoch=self._epoch,
-            transport=self._transport.name,
+            transport=transport,
             layout=layout_spec(own.model),
             rank=rank_spec(own.rank),
             num_blocks=view.num_blocks,
@@ -318,7 +317,7 @@ class Endpoint(Closing):
             token_stride_bytes=view.token_stride_bytes,
             head_stride_bytes=view.head_stride_bytes,
             planes=[PlaneSpec(region, offset) for region, offset in self.cache.planes],
-            regions=[export.metadata for export in self._exports],
+            regions=regions,
             board=self._board.describe(slot),
         )
 

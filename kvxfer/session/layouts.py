@@ -20,6 +20,7 @@ def layout_spec(layout: KVLayout) -> LayoutSpec:
         order=layout.order.value,
         kv=layout.kv.value,
         windows=list(layout.windows),
+        groups=list(layout.groups),
     )
 
 

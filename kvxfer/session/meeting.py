@@ -1,14 +1,16 @@
 """How two endpoints meet, and part."""
 
 import logging
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 
 from kvxfer.control import ControlClient, Done, InitRequest, LeaveRequest, SharedKey
+from kvxfer.control.addresses import is_loopback, parse_url
 from kvxfer.errors import InvalidUsage, KvxferError
 from kvxfer.layout import Share, ToFp8
 from kvxfer.memory import KVCache
 from kvxfer.session.layouts import layout_spec, rank_spec
-from kvxfer.transport import Transport
+from kvxfer.transport import Offers, Transports
 
 # A peer that is gone does not answer; its board is gone with it.
 _LEAVE_S = 0.5
@@ -16,16 +18,40 @@ _log = logging.getLogger(__name__)
 
 
 def init_request(
-    cache: KVCache, transport: Transport, connection: str, convert: ToFp8 | None
+    cache: KVCache, transports: Sequence[str], connection: str, convert: ToFp8 | None
 ) -> InitRequest:
-    """How this side presents itself."""
+    """How this side presents itself; ``transports`` are the names that it offers, best first."""
     return InitRequest(
         incarnation=connection,
         layout=layout_spec(cache.shard.model),
         rank=rank_spec(cache.shard.rank),
-        transports=[transport.name],
+        transports=list(transports),
         converts=convert is not None,
     )
+
+
+def offers_to(transports: Transports, address: str) -> Offers:
+    """What is offered to the peer whose init channel is at ``address``."""
+    return Offers(transports, is_here=is_of_this_host(address), peer=address)
+
+
+def is_of_this_host(address: str) -> bool:
+    """Whether ``address`` is of this host: only such a one can be bound.
+
+    Raises:
+        InvalidUsage: a malformed address.
+        NotAvailable: its host has no address.
+    """
+    ip = parse_url(address).ip
+    if is_loopback(ip):
+        return True
+    family = socket.AF_INET6 if ip.version == 6 else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(ip), 0))
+    except OSError:
+        return False
+    return True
 
 
 def require_addresses(addresses: Mapping[str, str]) -> None:

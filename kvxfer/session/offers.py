@@ -1,12 +1,12 @@
 """What a receiver and its engine say to each other about a request."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.layout import BlockIds
+from kvxfer.layout import BlockIds, BlockTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,27 +16,51 @@ class Offer:
     Attributes:
         request_id: its name, which both engines know it by.
         tokens: the tokens that come.
-        num_blocks: blocks of this cache that hold them; the first begins with token
-            ``tokens.start`` rounded down to a whole block.
+        blocks: for each group of layers of this cache the blocks of the request that hold what the
+            group needs of them; block ``i`` has slots from token ``i * block_size`` on.
     """
 
     request_id: str
     tokens: range
-    num_blocks: int
+    blocks: tuple[range, ...]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all groups."""
+        return sum(map(len, self.blocks))
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Blocks for a request.
+    """Blocks for a request, none of them twice.
 
     Attributes:
-        block_ids: integers ``[n]`` in the order of the tokens.
+        block_ids: integers ``[n]`` in the order of the tokens; of a cache whose layers form groups
+            a list of such, one for each group.
         first_token: the token in the first slot of the first block: more than the offer's where
-            the engine has the beginning already.
+            the engine has the beginning already. With a list of ids a list of these.
     """
 
-    block_ids: BlockIds
-    first_token: int = 0
+    block_ids: BlockIds | Sequence[BlockIds]
+    first_token: int | Sequence[int] = 0
+
+    @property
+    def tables(self) -> tuple[BlockTable, ...]:
+        """A table for each group.
+
+        Raises:
+            InvalidUsage: ids of another type or shape, a negative token, or two lists of unequal
+                lengths.
+        """
+        if not isinstance(self.first_token, Sequence):
+            return (BlockTable(cast(BlockIds, self.block_ids), self.first_token),)
+        if len(self.block_ids) != len(self.first_token):
+            raise InvalidUsage(
+                f"{len(self.block_ids)} lists of block ids with {len(self.first_token)} first "
+                "tokens; give one of each for every group of layers"
+            )
+        pairs = zip(cast(Sequence[BlockIds], self.block_ids), self.first_token, strict=True)
+        return tuple(BlockTable(ids, first) for ids, first in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +79,12 @@ class Deferred:
         self._answer: Granted | Refused | None = None
         self._take: Callable[[Granted | Refused], bool] | None = None
 
-    def grant(self, block_ids: BlockIds, first_token: int = 0) -> bool:
+    def grant(
+        self, block_ids: BlockIds | Sequence[BlockIds], first_token: int | Sequence[int] = 0
+    ) -> bool:
         """Give the request blocks; False where it has ended meanwhile and did not take them.
+
+        For the arguments see `Granted`.
 
         Raises:
             InvalidUsage: it was answered before, or the blocks do not fit the offer.
@@ -97,8 +125,13 @@ class Deferred:
             raise
 
 
-Answer: TypeAlias = Granted | Refused | Deferred | Sequence[int]
-OnReserve: TypeAlias = Callable[[Offer], "Answer | BlockIds"]
+Answer: TypeAlias = Granted | Refused | Deferred | BlockIds | Sequence[BlockIds]
+OnReserve: TypeAlias = Callable[[Offer], Answer]
+
+
+def ids_of(tables: Iterable[BlockTable]) -> tuple[int, ...]:
+    """The ids of several tables, one after another."""
+    return tuple(one for table in tables for one in table.block_ids.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +141,7 @@ class Notice:
     Attributes:
         request_id: which.
         tokens: the tokens that were sent.
-        block_ids: its blocks, in the order of the tokens; empty where it never got any.
-        first_token: the token in the first slot of the first block.
+        tables: its blocks, a table for each group of layers; empty where it never got any.
         reason: why it failed; empty where it did not, and then its bytes are visible here.
         quarantined: a writer may still write to the blocks: use them only once ``on_free`` names
             the request. Only of a failed one whose writer neither ended nor answered.
@@ -117,10 +149,19 @@ class Notice:
 
     request_id: str
     tokens: range
-    block_ids: tuple[int, ...] = field(repr=False)
-    first_token: int = 0
+    tables: tuple[BlockTable, ...] = field(repr=False)
     reason: str = ""
     quarantined: bool = False
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The blocks of all groups, one group after another, each in the order of the tokens."""
+        return ids_of(self.tables)
+
+    @property
+    def first_token(self) -> int:
+        """The token in the first slot of the first block, of the first group."""
+        return self.tables[0].first_token if self.tables else 0
 
     @property
     def ok(self) -> bool:

@@ -35,9 +35,15 @@ from kvxfer.layout import (
 from kvxfer.memory import KVCache
 from kvxfer.session.connections import ConnectionNames
 from kvxfer.session.layouts import require_joinable, shard_of
-from kvxfer.session.meeting import init_request, leave, require_addresses, require_scales
+from kvxfer.session.meeting import (
+    init_request,
+    leave,
+    offers_to,
+    require_addresses,
+    require_scales,
+)
 from kvxfer.session.routes import Routes
-from kvxfer.transport import Link, Op, Transfer, Transport, Tuning
+from kvxfer.transport import After, Link, Offers, Op, Transfer, Transports, Tuning
 
 
 class Peer(Closing):
@@ -57,7 +63,7 @@ class Peer(Closing):
     def __init__(
         self,
         cache: KVCache,
-        transport: Transport,
+        offers: Offers,
         *,
         names: ConnectionNames,
         connection: str,
@@ -84,7 +90,9 @@ class Peer(Closing):
         try:
             shard = shard_of(reply.layout, reply.rank)
             require_joinable(cache.shard.model, shard.model, convert)
+            transport = offers.get(reply.transport)
             self.link: Link = transport.link(cache, reply.regions, reply.board)
+            offers.took(reply.transport, self.link.path, reply.board)
             # Goes with the link, not the peer: a transfer in flight keeps it, and its slot busy.
             self._give_back = weakref.finalize(self.link, self._give_back)
             self.view = _remote_view(shard, reply, self.link)
@@ -97,7 +105,7 @@ class Peer(Closing):
     def meet(
         cls,
         cache: KVCache,
-        transport: Transport,
+        transports: Transports,
         *,
         names: ConnectionNames,
         addresses: Mapping[str, str],
@@ -109,29 +117,35 @@ class Peer(Closing):
         require_addresses(addresses)
         require_scales(cache, convert)
         at = addresses["init"]
+        offers = offers_to(transports, at)
         with ControlClient(at, InitReply, deadline_s=deadline_s, key=key) as init:
             while True:
                 connection = names.propose(at)
-                reply = init.call(init_request(cache, transport, connection, convert))
-                if names.claim(at, reply.incarnation, connection):
-                    break
-        try:
-            peer = cls(
-                cache,
-                transport,
-                names=names,
-                connection=connection,
-                reply=reply,
-                alloc_address=addresses["alloc"],
-                convert=convert,
-                key=key,
-                deadline_s=deadline_s,
-            )
-            peer._channel()
-            return peer
-        except BaseException:
-            leave(addresses["alloc"], connection, key)
-            raise
+                try:
+                    reply = init.call(init_request(cache, offers.names, connection, convert))
+                except NotAvailable as error:
+                    raise offers.exhausted(error) from None
+                if not names.claim(at, reply.incarnation, connection):
+                    continue
+                try:
+                    peer = cls(
+                        cache,
+                        offers,
+                        names=names,
+                        connection=connection,
+                        reply=reply,
+                        alloc_address=addresses["alloc"],
+                        convert=convert,
+                        key=key,
+                        deadline_s=deadline_s,
+                    )
+                    peer._channel()
+                    return peer
+                except BaseException as error:
+                    leave(addresses["alloc"], connection, key)
+                    if not isinstance(error, NotAvailable):
+                        raise
+                    offers.drop(reply.transport, error)
 
     def reserve(
         self, request_id: str, num_blocks: int, *, timeout_s: float = 10.0
@@ -192,6 +206,11 @@ class Peer(Closing):
         """The part of the model that this side holds."""
         return self._cache.shard
 
+    @property
+    def near_view(self) -> KVView:
+        """This side's cache."""
+        return self._cache.view
+
     def shares(self, op: Op) -> tuple[Share, ...]:
         """The layers and heads that :meth:`put` or :meth:`get` moves; empty where it moves none.
 
@@ -222,8 +241,9 @@ class Peer(Closing):
 
         Args:
             op: the direction.
-            local_blocks: block ids ``[n]`` of the request here, in the order of its tokens, or a
-                `BlockTable` that does not begin at token 0.
+            local_blocks: block ids ``[n]`` of the request here, in the order of its tokens, a
+                `BlockTable` that does not begin at token 0, or `BlockTables`, one for each group
+                of layers.
             remote_blocks: the same at the peer.
             tokens: which tokens of the request; None = all slots of the blocks, where both sides
                 have equally many.
@@ -261,14 +281,14 @@ class Peer(Closing):
         tokens: range | None = None,
         layers: Collection[int] | None = None,
         tuning: Tuning | None = None,
-        after_stream: int | None = None,
+        after: After = None,
     ) -> Transfer:
         """Write local blocks into the peer's. See :meth:`plan` and :meth:`Link.post` for errors.
 
         Where there is nothing to move the transfer completes all the same, and the peer is told.
         """
         copy = self.plan(Op.PUT, local_blocks, remote_blocks, tokens=tokens, layers=layers)
-        return self.link.post(copy, Op.PUT, tuning=tuning, after_stream=after_stream)
+        return self.link.post(copy, Op.PUT, tuning=tuning, after=after)
 
     def get(
         self,
@@ -278,11 +298,11 @@ class Peer(Closing):
         tokens: range | None = None,
         layers: Collection[int] | None = None,
         tuning: Tuning | None = None,
-        after_stream: int | None = None,
+        after: After = None,
     ) -> Transfer:
         """Read the peer's blocks into local ones. For errors see :meth:`put`."""
         copy = self.plan(Op.GET, local_blocks, remote_blocks, tokens=tokens, layers=layers)
-        return self.link.post(copy, Op.GET, tuning=tuning, after_stream=after_stream)
+        return self.link.post(copy, Op.GET, tuning=tuning, after=after)
 
     def close(self) -> None:
         """Unmap the peer's cache and end the connection; may be called more than once.

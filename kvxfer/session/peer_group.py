@@ -9,10 +9,10 @@ import numpy as np
 
 from kvxfer.closing import Closing
 from kvxfer.errors import InvalidUsage, KvxferError
-from kvxfer.layout import BlockMap, Blocks, BlockTable, CopyPlan
+from kvxfer.layout import BlockMap, Blocks, BlockTable, BlockTables, CopyPlan
 from kvxfer.session.coverage import require_complete
 from kvxfer.session.peer import Peer
-from kvxfer.transport import Op, Transfer, Tuning
+from kvxfer.transport import After, Op, Transfer, Tuning
 
 RankedBlocks: TypeAlias = Blocks | Sequence[Blocks]
 """One table that holds for all ranks, or one a rank."""
@@ -89,7 +89,7 @@ class PeerGroup(Closing):
         tokens: range | None = None,
         layers: Collection[int] | None = None,
         tuning: Tuning | None = None,
-        after_stream: int | None = None,
+        after: After = None,
     ) -> GroupTransfer:
         """Write to every rank what is this rank's to send.
 
@@ -99,7 +99,7 @@ class PeerGroup(Closing):
             tokens: which tokens of the request; None as for :meth:`Peer.plan`.
             layers: only these, numbered as in the whole model; None = all.
             tuning: how to run the copies.
-            after_stream: a CUDA stream whose work comes first; see :meth:`Link.post`.
+            after: what must be done before the first byte is read; see :meth:`Link.post`.
 
         Returns:
             A transfer to each rank that this one sends anything to (:meth:`Peer.shares`), and it
@@ -111,7 +111,7 @@ class PeerGroup(Closing):
                 posted; where posting fails midway, what was posted is waited for.
         """
         plans = self._plans(Op.PUT, local_blocks, remote_blocks, tokens, layers)
-        return _post(Op.PUT, plans, tuning, after_stream)
+        return _post(Op.PUT, plans, tuning, after)
 
     def get(
         self,
@@ -121,11 +121,11 @@ class PeerGroup(Closing):
         tokens: range | None = None,
         layers: Collection[int] | None = None,
         tuning: Tuning | None = None,
-        after_stream: int | None = None,
+        after: After = None,
     ) -> GroupTransfer:
         """Read from every rank what is its to send to this one. The rest is as for :meth:`put`."""
         plans = self._plans(Op.GET, local_blocks, remote_blocks, tokens, layers)
-        return _post(Op.GET, plans, tuning, after_stream)
+        return _post(Op.GET, plans, tuning, after)
 
     def close(self) -> None:
         """Close every connection, also behind one that cannot be; may be called more than once.
@@ -184,7 +184,7 @@ class PeerGroup(Closing):
 
 
 def _is_ranked(blocks: RankedBlocks) -> bool:
-    if isinstance(blocks, BlockTable | np.ndarray) or not len(blocks):
+    if isinstance(blocks, BlockTable | BlockTables | np.ndarray) or not len(blocks):
         return False
     return isinstance(blocks[0], BlockTable | np.ndarray | Sequence)
 
@@ -193,12 +193,12 @@ def _post(
     op: Op,
     plans: Sequence[tuple[Peer, CopyPlan]],
     tuning: Tuning | None,
-    after_stream: int | None,
+    after: After,
 ) -> GroupTransfer:
     posted: list[Transfer] = []
     try:
         for peer, copy in plans:
-            posted.append(peer.link.post(copy, op, tuning=tuning, after_stream=after_stream))
+            posted.append(peer.link.post(copy, op, tuning=tuning, after=after))
     except Exception:
         # Nobody will hold these, and the caller may use the pages again once this has failed.
         with suppress(KvxferError):

@@ -3,13 +3,14 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-
-import numpy as np
+from itertools import islice
 
 from kvxfer.control import ReserveRequest
 from kvxfer.errors import InvalidUsage
+from kvxfer.layout import BlockTable, KVLayout
 from kvxfer.session.block_pool import BlockPool
-from kvxfer.session.offers import Deferred, Granted, Offer, OnReserve, Refused
+from kvxfer.session.grants import misfit
+from kvxfer.session.offers import Deferred, Granted, Offer, OnReserve, Refused, ids_of
 
 Give = Callable[[Granted | Refused], bool]
 
@@ -17,10 +18,10 @@ Give = Callable[[Granted | Refused], bool]
 class Placement(ABC):
     """Blocks for requests, and which of them a sender may still write."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        """For a cache of ``num_blocks`` blocks of ``block_size`` tokens."""
+    def __init__(self, num_blocks: int, layout: KVLayout) -> None:
+        """For a cache of ``num_blocks`` blocks of a model of ``layout``."""
         self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.layout = layout
         self._written: dict[str, tuple[int, ...]] = {}  # blocks that a sender may write
         self._written_ids: set[int] = set()
 
@@ -50,33 +51,30 @@ class Placement(ABC):
         Raises:
             InvalidUsage: its tokens are another number of blocks here.
         """
-        (first, end), size = request.tokens, self.block_size
+        (first, end), size = request.tokens, self.layout.block_size
         tokens = range(first, end) if end else range(request.num_blocks * size)
-        num_blocks = -(-tokens.stop // size) - tokens.start // size if tokens else 0
-        if num_blocks != request.num_blocks:
+        offer = Offer(request.request_id, tokens, self.layout.needed_blocks(tokens))
+        if offer.num_blocks != request.num_blocks:
             raise InvalidUsage(
-                f"tokens {tokens.start} to {tokens.stop} are {num_blocks} blocks of {size} tokens "
-                f"here, not {request.num_blocks}"
+                f"tokens {tokens.start} to {tokens.stop} are {offer.num_blocks} blocks of {size} "
+                f"tokens here, not {request.num_blocks}"
             )
-        return Offer(request.request_id, tokens, num_blocks)
+        return offer
 
-    def checked(self, offer: Offer, granted: Granted) -> tuple[int, ...]:
-        """The blocks of a grant, from now on written.
+    def checked(self, offer: Offer, granted: Granted) -> tuple[BlockTable, ...]:
+        """The tables of a grant, whose blocks are written from now on.
 
         Raises:
             InvalidUsage: they are too few or too many, outside the cache, twice, or still written
                 by the sender of another request.
         """
-        ids = tuple(int(one) for one in np.asarray(granted.block_ids).ravel())
-        first, size = granted.first_token, self.block_size
-        earliest = offer.tokens.start // size * size
-        wanted = max(-(-offer.tokens.stop // size) - first // size, 0) if offer.num_blocks else 0
-        if first % size or (offer.num_blocks and first < earliest) or len(ids) != wanted:
-            raise InvalidUsage(
-                f"{len(ids)} blocks from token {first} for request {offer.request_id!r} of tokens "
-                f"{offer.tokens.start} to {offer.tokens.stop}; give {wanted} blocks of {size} "
-                "tokens, from a whole block on"
-            )
+        tables = granted.tables
+        ids = ids_of(tables)
+        wrong = misfit(
+            self.layout, offer.tokens, [(one.block_ids.size, one.first_token) for one in tables]
+        )
+        if wrong:
+            raise InvalidUsage(f"request {offer.request_id!r}: {wrong}")
         if len(set(ids)) != len(ids) or (ids and not 0 <= min(ids) <= max(ids) < self.num_blocks):
             raise InvalidUsage(
                 f"blocks for request {offer.request_id!r} repeat or are outside 0 to "
@@ -90,7 +88,10 @@ class Placement(ABC):
             )
         self._written[offer.request_id] = ids
         self._written_ids |= set(ids)
-        return ids
+        return tables
+
+    def _first_tokens(self, offer: Offer) -> list[int]:
+        return [blocks.start * self.layout.block_size for blocks in offer.blocks]
 
     def settle(self, request_id: str) -> None:
         """No sender may write the request's blocks any more."""
@@ -100,9 +101,9 @@ class Placement(ABC):
 class PoolPlacement(Placement):
     """Blocks of a pool, in the order of asking: nobody holds a part and waits for the rest."""
 
-    def __init__(self, pool: BlockPool, num_blocks: int, block_size: int) -> None:
-        """From ``pool``, of a cache of ``num_blocks`` blocks of ``block_size`` tokens."""
-        super().__init__(num_blocks, block_size)
+    def __init__(self, pool: BlockPool, num_blocks: int, layout: KVLayout) -> None:
+        """From ``pool``, of a cache of ``num_blocks`` blocks of a model of ``layout``."""
+        super().__init__(num_blocks, layout)
         self._pool = pool
         self._queue: deque[Offer] = deque()
 
@@ -123,8 +124,9 @@ class PoolPlacement(Placement):
         if block_ids is None:
             return None
         self._queue.popleft()
-        first_token = offer.tokens.start // self.block_size * self.block_size
-        return offer.request_id, Granted(block_ids, first_token)
+        left = iter(block_ids)
+        tables = [list(islice(left, len(blocks))) for blocks in offer.blocks]
+        return offer.request_id, Granted(tables, self._first_tokens(offer))
 
     def free(self, request_id: str) -> None:
         """Give the blocks back to the pool, and the place in the queue up."""
@@ -135,9 +137,9 @@ class PoolPlacement(Placement):
 class SchedulerPlacement(Placement):
     """Blocks that an engine's scheduler chooses; they are its own all along."""
 
-    def __init__(self, on_reserve: OnReserve, num_blocks: int, block_size: int) -> None:
+    def __init__(self, on_reserve: OnReserve, num_blocks: int, layout: KVLayout) -> None:
         """Ask ``on_reserve``."""
-        super().__init__(num_blocks, block_size)
+        super().__init__(num_blocks, layout)
         self._on_reserve = on_reserve
 
     def enqueue(self, offer: Offer) -> None:
@@ -149,8 +151,8 @@ class SchedulerPlacement(Placement):
         if isinstance(answer, Deferred):
             return answer.bind(give)
         if not isinstance(answer, Granted | Refused):
-            first_token = offer.tokens.start // self.block_size * self.block_size
-            answer = Granted(np.asarray(answer), first_token)
+            firsts = self._first_tokens(offer)
+            answer = Granted(answer, firsts[0] if len(firsts) == 1 else firsts)
         taken = give(answer)
         return answer if isinstance(answer, Granted) and not taken else None
 

@@ -42,6 +42,7 @@ class Receiver(Closing):
         advertise_host: str | None = None,
         key: SharedKey | None = None,
         insecure: bool = False,
+        strict: bool = False,
         limits: ReceiveLimits | None = None,
         on_reserve: OnReserve | None = None,
         on_notice: Callable[[Notice], None] | None = None,
@@ -58,11 +59,13 @@ class Receiver(Closing):
             advertise_host: the host in ``addresses``.
             key: admits its holders alone.
             insecure: bind beyond loopback without a key.
+            strict: of connections that are made from here; a sender judges its own.
             limits: how long to wait for what.
-            on_reserve: chooses the blocks of a request: returns integers ``[n]``, a `Granted`, a
-                `Refused` or a `Deferred`. It must be quick: it runs on the thread that serves all
-                senders. Without it the blocks come from a pool of all blocks of the cache, first
-                come first served, and :meth:`release` gives them back.
+            on_reserve: chooses the blocks of a request: returns integers ``[n]`` (where layers form
+                groups a list of such, one a group), a `Granted`, a `Refused` or a `Deferred`. It
+                must be quick: it runs on the thread that serves all senders. Without it the blocks
+                come from a pool of all blocks of the cache, first come first served, and
+                :meth:`release` gives them back.
             on_notice: takes the notices, on the same thread or on that of a call here, instead of
                 :meth:`poll` and :meth:`next_notice`. It must be quick and must not close this.
             on_free: gets the request id and the blocks when a quarantine is over, or when what
@@ -78,7 +81,7 @@ class Receiver(Closing):
         self._shard = cache.shard
         self._on_notice = on_notice
         self._on_free = on_free
-        size = (cache.num_blocks, cache.layout.block_size)
+        size = (cache.num_blocks, cache.shard.model)
         self._pool = BlockPool(cache.num_blocks)
         self._placement: Placement = (
             PoolPlacement(self._pool, *size)
@@ -98,6 +101,7 @@ class Receiver(Closing):
             advertise_host=advertise_host,
             key=key,
             insecure=insecure,
+            strict=strict,
             requests=self._open_book,
         )
         self.addresses = self.endpoint.addresses

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from kvxfer.control import Deferred, ReserveReply
+from kvxfer.control import Deferred, ReserveReply, TableSpec
 from kvxfer.control.messages import MAX_ERROR_CHARS
-from kvxfer.layout import Share
+from kvxfer.layout import BlockTable, Share
+from kvxfer.layout.shares import overlap
 from kvxfer.session.ended import ended_text
 from kvxfer.session.offers import Notice, Offer
 from kvxfer.session.state_machine import Machine
@@ -36,8 +37,7 @@ class Reception:
         offer: what was asked for.
         num_pairs: pairs of a layer and a head that this rank holds: all are to be written.
         writers: the ranks that have asked, by connection.
-        block_ids: its blocks, once granted.
-        first_token: the token in the first slot of the first of them.
+        tables: its blocks, once granted: a table for each group of layers.
         reason: why it failed.
         quarantined: it failed, and its blocks wait for a writer.
     """
@@ -46,8 +46,7 @@ class Reception:
     num_pairs: int
     limits: ReceiveLimits
     writers: dict[str, Writer] = field(default_factory=dict)
-    block_ids: tuple[int, ...] = ()
-    first_token: int = 0
+    tables: tuple[BlockTable, ...] = ()
     reason: str = ""
     quarantined: bool = False
     machine: Machine[Receiving, ReceiveEvent] = field(init=False)
@@ -98,7 +97,7 @@ class Reception:
 
     def _has_any(self, shares: tuple[Share, ...]) -> bool:
         return any(
-            _overlap(one.layers, other.layers) and _overlap(one.heads, other.heads)
+            overlap(one.layers, other.layers) and overlap(one.heads, other.heads)
             for writer in self.writers.values()
             for one in writer.shares
             for other in shares
@@ -112,8 +111,7 @@ class Reception:
         return ReserveReply(
             request_id=request_id,
             state="granted",
-            block_ids=list(self.block_ids),
-            first_token=self.first_token,
+            tables=[TableSpec(one.block_ids.tolist(), one.first_token) for one in self.tables],
         )
 
     def notice(self) -> Notice:
@@ -121,15 +119,10 @@ class Reception:
         return Notice(
             request_id=self.offer.request_id,
             tokens=self.offer.tokens,
-            block_ids=self.block_ids,
-            first_token=self.first_token,
+            tables=self.tables,
             reason=self.reason,
             quarantined=self.quarantined,
         )
-
-
-def _overlap(one: range, other: range) -> bool:
-    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def refused(request_id: str, reason: str) -> ReserveReply:

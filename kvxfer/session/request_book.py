@@ -20,7 +20,7 @@ from kvxfer.control import (
 from kvxfer.errors import InvalidUsage, TransferFailed
 from kvxfer.session.ended import EndedRequests, ended_text
 from kvxfer.session.failure_watch import FailureWatch
-from kvxfer.session.offers import Granted, Notice, Offer, Refused
+from kvxfer.session.offers import Granted, Notice, Offer, Refused, ids_of
 from kvxfer.session.placement import Placement
 from kvxfer.session.reception import Reception, Writer, refused
 from kvxfer.session.requests import Writers
@@ -270,7 +270,7 @@ class RequestBook:
             self.answer(request_id, Refused(f"on_reserve failed: {error}"))
             return
         if untaken is not None:
-            self._on_free(request_id, tuple(int(one) for one in untaken.block_ids))
+            self._on_free(request_id, ids_of(untaken.tables))
 
     def _serve_queue(self) -> None:
         """Give blocks to the requests that came first; one that must wait lets nobody past."""
@@ -283,8 +283,7 @@ class RequestBook:
             reception.reason = answer.reason or "the engine refused it"
             self._feed(reception, ReceiveEvent.REFUSE)
             return
-        block_ids = self._placement.checked(reception.offer, answer)
-        reception.block_ids, reception.first_token = block_ids, answer.first_token
+        reception.tables = self._placement.checked(reception.offer, answer)
         self._feed(reception, ReceiveEvent.GRANT)
 
     def _give_up(self, reception: Reception, reason: str) -> None:
@@ -352,7 +351,7 @@ class RequestBook:
 
     def _free(self, reception: Reception) -> None:
         """The last writer of a request in quarantine is over."""
-        request_id, block_ids = reception.offer.request_id, reception.block_ids
+        request_id, block_ids = reception.offer.request_id, ids_of(reception.tables)
         self._close(reception, tell=False)
         self._placement.free(request_id)
         self._after.append(lambda: self._on_free(request_id, block_ids))

@@ -10,6 +10,7 @@ from kvxfer.control import (
     FailedRequests,
     ReserveReply,
     ReserveRequest,
+    TableSpec,
 )
 from kvxfer.layout import Share
 from kvxfer.session.block_pool import BlockPool
@@ -69,7 +70,7 @@ class PoolRequests:
         block_ids = self._blocks.reserve(request.incarnation, name, request.num_blocks)
         if block_ids is None:
             return ReserveReply(request_id=name, state="wait", retry_after_s=_RETRY_AFTER_S)
-        return ReserveReply(request_id=name, state="granted", block_ids=block_ids)
+        return ReserveReply(request_id=name, state="granted", tables=[TableSpec(block_ids)])
 
     def commit(self, request: CommitRequest) -> None:
         """The blocks are the engine's from now on."""

@@ -1,57 +1,78 @@
 """What a caller holds of a request that is being sent."""
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator
 
-from kvxfer.errors import InvalidUsage, KvxferError, TransferTimeout
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Layers that are ready to be sent; None = all."""
-
-    layers: frozenset[int] | None
-    after_stream: int | None = None
+from kvxfer.errors import InvalidUsage, TransferTimeout
+from kvxfer.layout import Blocks
+from kvxfer.session.shipment import Shipment
+from kvxfer.transport import After, mark
 
 
 class SendHandle:
     """A request on its way to every rank of a receiver. Thread-safe, and may be awaited.
 
-    The source blocks must stay as they are until it has ended.
+    The source blocks of a part must stay as they are from its push until the request has ended.
 
     Attributes:
         request_id: which request.
     """
 
-    def __init__(
-        self, request_id: str, layers: range, num_ranks: int, tell: Callable[[], None]
+    def __init__(self, shipment: Shipment, device: int) -> None:
+        """Made by a :class:`Sender`, of a cache on ``device``."""
+        self.request_id = shipment.request_id
+        self._shipment = shipment
+        self._device = device
+
+    def push(
+        self,
+        blocks: Blocks,
+        *,
+        tokens: range | None = None,
+        layers: Collection[int] | None = None,
+        after: After = None,
     ) -> None:
-        """Of a sender, which ``tell`` wakes."""
-        self.request_id = request_id
-        self._layers = layers
-        self._tell = tell
-        self._num_left = num_ranks
-        self._num_bytes = 0
-        self._paths: set[str] = set()
-        self._pieces: list[Piece] = []
-        self._complete = False
-        self._given_up = False
-        self._errors: list[KvxferError] = []
-        self._changed = threading.Condition()
-        self._on_end: list[Callable[[], None]] = []
+        """Send a part of a request that :meth:`Sender.begin` began.
+
+        Parts may come in any order, and those of one chunk of a prompt may have another block table
+        than those of the next. What a receiver holds already, or what lies outside a layer's
+        window, is left out. Once the request has ended this changes nothing.
+
+        Args:
+            blocks: block ids ``[n]`` here in the order of the request's tokens, a `BlockTable`, or
+                `BlockTables`, one for each group of layers. A table is cheapest pushed again as
+                the same object: its ids were copied and judged.
+            tokens: which of the request's tokens, a range of step 1; None = all.
+            layers: only these, numbered as in the whole model; None = all of this rank.
+            after: the blocks are read once it is reached: a `StreamMark`, or a CUDA stream, which
+                stands for what is queued on it now. None = they may be read at once.
+
+        Raises:
+            InvalidUsage: what another push has sent already, tokens or layers that are not of the
+                request, blocks that do not hold them, or the request is finished. Nothing of the
+                part is sent.
+        """
+        self._shipment.push(blocks, tokens, layers, mark(self._device, after))
+
+    def finish(self) -> None:
+        """Say that no more parts come: the request is committed once all have arrived.
+
+        Raises:
+            InvalidUsage: the parts do not have all that is to be sent; names what is missing, and
+                the request is cancelled.
+        """
+        self._shipment.finish()
 
     @property
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return self._num_left == 0
+        return self._shipment.done
 
     @property
     def num_bytes(self) -> int:
         """Bytes that were written; complete once it is done."""
-        return self._num_bytes
+        return self._shipment.num_bytes
 
     @property
     def actual_path(self) -> str:
@@ -59,7 +80,7 @@ class SendHandle:
 
         Empty where nothing was to be moved.
         """
-        return "; ".join(sorted(self._paths))
+        return "; ".join(sorted(self._shipment.paths))
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Wait up to ``timeout_s``; True once every rank has all bytes and was told.
@@ -67,11 +88,7 @@ class SendHandle:
         Raises:
             KvxferError: what went wrong first, once no rank is written to any more.
         """
-        with self._changed:
-            ended = self._changed.wait_for(lambda: self.done, timeout_s)
-        if ended and self._errors:
-            raise self._errors[0]
-        return ended
+        return self._shipment.poll(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return once every rank has all bytes and was told.
@@ -101,12 +118,17 @@ class SendHandle:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(event.set)
 
-        with self._changed:
-            if not self.done:
-                self._on_end.append(wake)
+        self.on_end(wake)
         if not self.done:
             yield from event.wait().__await__()
         self.poll()
+
+    def on_end(self, call: Callable[[], object]) -> None:
+        """Have ``call`` run once it has ended, well or not; at once where it has.
+
+        It runs on the sender's thread: it must be quick, and what it raises is logged.
+        """
+        self._shipment.on_end(call)
 
     def cancel(self) -> None:
         """Give the request up: its receiver is told once nothing is written any more.
@@ -114,64 +136,35 @@ class SendHandle:
         Wait for the end before the source blocks are used again. A request that is committed
         everywhere stays so.
         """
-        self._given_up = True
-        self._tell()
+        self._shipment.give_up(f"request {self.request_id!r} was cancelled")
 
-    def layer(self, layer: int, *, after_stream: int | None = None) -> None:
-        """Send a layer, of a request that :meth:`Sender.send_layers` began.
 
-        After the last layer of this rank the request is committed.
+class LayerHandle(SendHandle):
+    """A request whose layers are sent one by one, all of their tokens at once."""
+
+    def __init__(self, shipment: Shipment, device: int, blocks: Blocks, layers: range) -> None:
+        """Of ``layers`` of this rank, with one table for all."""
+        super().__init__(shipment, device)
+        self._blocks = blocks
+        self._own = layers
+        self._left = set(layers)
+
+    def layer(self, layer: int, *, after: After = None) -> None:
+        """Send a layer. After the last one of this rank the request is committed.
 
         Args:
             layer: its number in the whole model; each once.
-            after_stream: see :meth:`Link.post`; the stream must last until the request has ended.
+            after: see :meth:`push`.
 
         Raises:
             InvalidUsage: a layer that this rank does not hold, or one that was sent before.
         """
-        with self._changed:
-            sent = {one for piece in self._pieces for one in piece.layers or ()}
-            if self._complete or layer not in self._layers or layer in sent:
-                raise InvalidUsage(
-                    f"layer {layer} of request {self.request_id!r} was sent before, or is not one "
-                    f"of {self._layers.start} to {self._layers.stop - 1}; send each of them once"
-                )
-            self._pieces.append(Piece(frozenset([layer]), after_stream))
-            self._complete = len(sent) + 1 == len(self._layers)
-        self._tell()
-
-    # For the sender.
-
-    def push_all(self, layers: frozenset[int] | None, after_stream: int | None) -> None:
-        """All that is to be sent is ready."""
-        self._pieces.append(Piece(layers, after_stream))
-        self._complete = True
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether the caller, or another rank, gives the request up."""
-        return self._given_up or bool(self._errors)
-
-    def ready(self, first: int) -> tuple[list[Piece], bool]:
-        """The pieces from number ``first`` on, and whether no more will come."""
-        with self._changed:
-            return self._pieces[first:], self._complete
-
-    def end_all(self, error: KvxferError) -> None:
-        """No rank can end any more, because nobody works on them."""
-        self.end_rank(0, error, num_ranks=self._num_left)
-
-    def end_rank(
-        self, num_bytes: int, error: KvxferError | None, *, num_ranks: int = 1, path: str = ""
-    ) -> None:
-        """A rank has ended, or several have."""
-        with self._changed:
-            self._paths |= {path} if path else set()
-            self._num_bytes += num_bytes
-            self._num_left -= num_ranks
-            if error is not None:
-                self._errors.append(error)
-            calls = self._on_end if self.done else []
-            self._changed.notify_all()
-        for call in calls:
-            call()
+        if layer not in self._left:
+            raise InvalidUsage(
+                f"layer {layer} of request {self.request_id!r} was sent before, or is not one "
+                f"of {self._own.start} to {self._own.stop - 1}; send each of them once"
+            )
+        self.push(self._blocks, layers=[layer], after=after)
+        self._left.discard(layer)
+        if not self._left:
+            self.finish()

@@ -4,8 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from kvxfer.closing import Closing
@@ -13,16 +12,18 @@ from kvxfer.control import SharedKey
 from kvxfer.control.calls import Calls
 from kvxfer.control.guard import guarded_host
 from kvxfer.errors import InvalidUsage, NotAvailable, TransferFailed
-from kvxfer.layout import Blocks, BlockTable, ToFp8
+from kvxfer.layout import Blocks, BlockTable, BlockTables, ToFp8
 from kvxfer.memory import KVCache, MemoryKind
 from kvxfer.session.connections import ConnectionNames
-from kvxfer.session.delivery import Delivery, Parcel
+from kvxfer.session.delivery import Delivery
 from kvxfer.session.endpoint import new_incarnation
 from kvxfer.session.meeting import require_addresses, require_scales
-from kvxfer.session.send_handle import SendHandle
+from kvxfer.session.parts import Parts
+from kvxfer.session.send_handle import LayerHandle, SendHandle
+from kvxfer.session.shipment import Shipment
 from kvxfer.session.states import SendLimits
 from kvxfer.session.target import Target
-from kvxfer.transport import Board, Tuning, create_transport
+from kvxfer.transport import After, Board, Transports, Tuning
 
 _log = logging.getLogger(__name__)
 _IDLE_S = 3600.0
@@ -53,6 +54,7 @@ class Sender(Closing):
         bind_host: str = "127.0.0.1",
         key: SharedKey | None = None,
         insecure: bool = False,
+        strict: bool = False,
         limits: SendLimits | None = None,
     ) -> None:
         """Send from ``cache``; nothing is connected yet.
@@ -66,6 +68,7 @@ class Sender(Closing):
                 that joins it to the receivers. The others open no port here.
             key: the key of the receivers' channels, where they have one.
             insecure: bind beyond loopback without a key.
+            strict: see :class:`Endpoint`.
             limits: how long to wait for what.
 
         Raises:
@@ -82,18 +85,56 @@ class Sender(Closing):
         self._cache = cache
         self._convert = convert
         self._limits = limits or SendLimits()
-        self._transport = create_transport(transport, memory=kind, num_threads=num_threads)
-        self._transport.serve(Board(), host)  # no peer completes here
+        self._transports = Transports(
+            transport,
+            memory=kind,
+            board=Board(),  # no peer completes here
+            bind_host=host,
+            num_threads=num_threads,
+            strict=strict,
+        )
         self._names = ConnectionNames(self.incarnation)
         self._calls = Calls(key)
         self._targets: dict[tuple[str, str], Target] = {}
         self._deliveries: list[Delivery] = []
-        self._handed_in: deque[tuple[SendHandle, Parcel, Sequence[Addresses]]] = deque()
-        self._open: dict[str, SendHandle] = {}
+        self._handed_in: deque[tuple[Shipment, Sequence[Addresses]]] = deque()
+        self._open: dict[str, Shipment] = {}
         self._lock = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kvxfer-sender", daemon=True)
         self._thread.start()
+
+    def begin(
+        self,
+        request_id: str,
+        *,
+        to: Addresses | Sequence[Addresses],
+        tokens: range,
+        tuning: Tuning | None = None,
+    ) -> SendHandle:
+        """Begin a request whose parts are sent as they become ready: blocks are reserved at once.
+
+        Each :meth:`SendHandle.push` sends some tokens of some layers, and after
+        :meth:`SendHandle.finish` the request is committed.
+
+        Args:
+            request_id: its name, which the receiver must not have met before. The ranks of this
+                side that share a request send it under one name.
+            to: ``addresses`` of the receiver, or of each of its ranks.
+            tokens: which tokens of the request are sent, a range of step 1.
+            tuning: how to run the copies.
+
+        Returns:
+            What takes the parts, and what to wait for.
+
+        Raises:
+            InvalidUsage: wrong addresses or tokens, a request of that name is on its way, or this
+                is closed.
+            NotAvailable: as many requests are on their way as may be; wait for some.
+        """
+        shipment, ranks = self._shipment(request_id, to, tokens, tuning)
+        self._hand_in(shipment, ranks)
+        return SendHandle(shipment, self._cache.device)
 
     def send(
         self,
@@ -102,34 +143,32 @@ class Sender(Closing):
         *,
         to: Addresses | Sequence[Addresses],
         tokens: range | None = None,
-        layers: Collection[int] | None = None,
         tuning: Tuning | None = None,
-        after_stream: int | None = None,
+        after: After = None,
     ) -> SendHandle:
         """Write a request's blocks to every rank of a receiver: reserve, transfer, commit.
 
         Args:
-            request_id: its name, which the receiver must not have met before. The ranks of this
-                side that share a request send it under one name.
-            blocks: block ids ``[n]`` of the request here, in the order of its tokens, or a
-                `BlockTable` that does not begin at token 0.
-            to: ``addresses`` of the receiver, or of each of its ranks.
+            request_id: see :meth:`begin`, as are ``to`` and ``tuning``.
+            blocks: see :meth:`SendHandle.push`, as is ``after``.
+            to: where to.
             tokens: which tokens of the request; None = all slots of the blocks.
-            layers: only these, numbered as in the whole model; None = all.
             tuning: how to run the copies.
-            after_stream: see :meth:`Link.post`; the stream must last until the request has ended.
+            after: what is reached before the blocks are read.
 
         Returns:
             What to wait for. The source blocks stay as they are until then.
 
         Raises:
-            InvalidUsage: wrong addresses or tokens, a request of that name is on its way, or this
-                is closed.
+            InvalidUsage: as for :meth:`begin`, or the blocks do not hold the tokens.
             NotAvailable: as many requests are on their way as may be; wait for some.
         """
-        handle, hand_in = self._begin(request_id, blocks, to, tokens, tuning)
-        handle.push_all(None if layers is None else frozenset(layers), after_stream)
-        hand_in()
+        table, wanted = self._table(blocks, tokens)
+        shipment, ranks = self._shipment(request_id, to, wanted, tuning)
+        handle = SendHandle(shipment, self._cache.device)
+        handle.push(table, after=after)
+        handle.finish()
+        self._hand_in(shipment, ranks)
         return handle
 
     def send_layers(
@@ -140,15 +179,16 @@ class Sender(Closing):
         to: Addresses | Sequence[Addresses],
         tokens: range | None = None,
         tuning: Tuning | None = None,
-    ) -> SendHandle:
+    ) -> LayerHandle:
         """Begin a request whose layers are sent as they become ready; see :meth:`send`.
 
-        Blocks are reserved at once. Each :meth:`SendHandle.layer` sends one layer; after the last
+        Blocks are reserved at once. Each :meth:`LayerHandle.layer` sends one layer; after the last
         of this rank the request is committed.
         """
-        handle, hand_in = self._begin(request_id, blocks, to, tokens, tuning)
-        hand_in()
-        return handle
+        table, wanted = self._table(blocks, tokens)
+        shipment, ranks = self._shipment(request_id, to, wanted, tuning)
+        self._hand_in(shipment, ranks)
+        return LayerHandle(shipment, self._cache.device, table, self._cache.shard.layers)
 
     @property
     def num_open(self) -> int:
@@ -169,45 +209,52 @@ class Sender(Closing):
             limits = self._limits
             self._thread.join(limits.drain_s + limits.abort_s + _CLOSE_S)
 
-    def _begin(
+    def _table(
+        self, blocks: Blocks, tokens: range | None
+    ) -> tuple[BlockTable | BlockTables, range]:
+        """The tables of ``blocks``, and the tokens to send."""
+        if isinstance(blocks, BlockTables):
+            if tokens is None:
+                raise InvalidUsage("tables of groups of layers do not say which tokens; pass them")
+            return blocks, tokens
+        table = blocks if isinstance(blocks, BlockTable) else BlockTable(blocks)
+        return table, table.tokens(self._cache.layout.block_size) if tokens is None else tokens
+
+    def _shipment(
         self,
         request_id: str,
-        blocks: Blocks,
         to: Addresses | Sequence[Addresses],
-        tokens: range | None,
+        tokens: range,
         tuning: Tuning | None,
-    ) -> tuple[SendHandle, Callable[[], None]]:
+    ) -> tuple[Shipment, Sequence[Addresses]]:
         self._cache.require_live()
         ranks = [to] if isinstance(to, Mapping) else list(to)
         for one in ranks:
             require_addresses(one)
         if len({(one["init"], one["alloc"]) for one in ranks}) != len(ranks) or not ranks:
             raise InvalidUsage(f"{len(ranks)} ranks, none of them twice; pass at least one")
-        table = blocks if isinstance(blocks, BlockTable) else BlockTable(blocks)
-        first = table.first_token
-        held = range(first, first + len(table.block_ids) * self._cache.layout.block_size)
-        wanted = held if tokens is None else tokens
-        if wanted.step != 1 or (
-            wanted and not held.start <= wanted.start < wanted.stop <= held.stop
-        ):
-            raise InvalidUsage(f"tokens {wanted} are not within {held}, which the blocks hold")
-        parcel = Parcel(table, wanted, tuning)
-        handle = SendHandle(request_id, self._cache.shard.layers, len(ranks), self._calls.wake)
-        return handle, partial(self._hand_in, handle, parcel, ranks)
+        shipment = Shipment(
+            request_id,
+            Parts(request_id, self._cache.shard, tokens),
+            num_ranks=len(ranks),
+            tuning=tuning,
+            tell=self._calls.wake,
+        )
+        return shipment, ranks
 
-    def _hand_in(self, handle: SendHandle, parcel: Parcel, ranks: Sequence[Addresses]) -> None:
+    def _hand_in(self, shipment: Shipment, ranks: Sequence[Addresses]) -> None:
         """Have the thread take up a request."""
         limit = self._limits.num_requests
         with self._lock:
             if self._closing:
                 raise InvalidUsage("this sender is closed; make another")
-            earlier = self._open.get(handle.request_id)
+            earlier = self._open.get(shipment.request_id)
             if earlier is not None and not earlier.done:
-                raise InvalidUsage(f"request {handle.request_id!r} is on its way; use a new id")
+                raise InvalidUsage(f"request {shipment.request_id!r} is on its way; use a new id")
             if len(self._open) >= limit and all(not one.done for one in self._open.values()):
                 raise NotAvailable(f"{limit} requests are on their way; wait for some of them")
-            self._open[handle.request_id] = handle
-            self._handed_in.append((handle, parcel, ranks))
+            self._open[shipment.request_id] = shipment
+            self._handed_in.append((shipment, ranks))
         self._calls.wake()
 
     # The thread.
@@ -242,18 +289,18 @@ class Sender(Closing):
         left_s = max(0.0, due_s - time.monotonic())
         self._calls.run(min(left_s, limit_s, _COPY_POLL_S if flying else _IDLE_S))
 
-    def _take_up(self, handle: SendHandle, parcel: Parcel, ranks: Sequence[Addresses]) -> None:
+    def _take_up(self, shipment: Shipment, ranks: Sequence[Addresses]) -> None:
         for one in ranks:
             try:
                 target = self._target_at(one)
-                if target.busy_with(handle.request_id):
+                if target.busy_with(shipment.request_id):
                     raise InvalidUsage(
-                        f"an earlier request {handle.request_id!r} has not ended over there; use a "
-                        "new id"
+                        f"an earlier request {shipment.request_id!r} has not ended over there; use "
+                        "a new id"
                     )
-                self._deliveries.append(Delivery(handle, parcel, target, self._limits))
+                self._deliveries.append(Delivery(shipment, target, self._limits))
             except (InvalidUsage, NotAvailable) as error:
-                handle.end_rank(0, error)
+                shipment.end_rank(0, error)
 
     def _target_at(self, addresses: Addresses) -> Target:
         key = (addresses["init"], addresses["alloc"])
@@ -261,7 +308,7 @@ class Sender(Closing):
         if target is None:
             target = self._targets[key] = Target(
                 self._cache,
-                self._transport,
+                self._transports,
                 self._calls,
                 self._names,
                 addresses,
@@ -280,9 +327,9 @@ class Sender(Closing):
 
     def _wind_up(self) -> None:
         with self._lock:
-            handles = list(self._open.values())
-        for handle in handles:
-            handle.cancel()
+            shipments = list(self._open.values())
+        for shipment in shipments:
+            shipment.give_up(f"request {shipment.request_id!r} was cancelled: the sender closes")
         end_s = time.monotonic() + self._limits.drain_s + self._limits.abort_s
         while (self._deliveries or self._handed_in) and time.monotonic() < end_s:
             self._turn(0.05)
@@ -296,6 +343,6 @@ class Sender(Closing):
 
     def _fail_all(self, error: TransferFailed) -> None:
         with self._lock:
-            handles, self._open = list(self._open.values()), {}
-        for handle in handles:
-            handle.end_all(error)
+            shipments, self._open = list(self._open.values()), {}
+        for shipment in shipments:
+            shipment.end_all(error)

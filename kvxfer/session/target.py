@@ -21,6 +21,7 @@ from kvxfer.control.calls import Calls, Line
 from kvxfer.errors import (
     ControlTimeout,
     KvxferError,
+    NotAvailable,
     PeerLost,
     RegistrationError,
     TransferFailed,
@@ -28,10 +29,10 @@ from kvxfer.errors import (
 from kvxfer.layout import ToFp8
 from kvxfer.memory import KVCache
 from kvxfer.session.connections import ConnectionNames
-from kvxfer.session.meeting import init_request
+from kvxfer.session.meeting import init_request, offers_to
 from kvxfer.session.peer import Peer
 from kvxfer.session.states import SendEvent
-from kvxfer.transport import Op, Transfer, Transport
+from kvxfer.transport import Op, Transfer, Transports
 
 if TYPE_CHECKING:
     from kvxfer.session.delivery import Delivery
@@ -56,7 +57,7 @@ class Target:
     def __init__(
         self,
         cache: KVCache,
-        transport: Transport,
+        transports: Transports,
         calls: Calls,
         names: ConnectionNames,
         addresses: Mapping[str, str],
@@ -69,7 +70,8 @@ class Target:
         self._silent_s = silent_s
         self.last_error: KvxferError | None = None
         self._addresses = dict(addresses)
-        self._cache, self._transport = cache, transport
+        self._cache = cache
+        self._offers = offers_to(transports, self.address)
         self._calls, self._names, self._convert = calls, names, convert
         self._peer: Peer | None = None
         self._init: Line | None = None
@@ -176,7 +178,7 @@ class Target:
     def _ask_init(self) -> None:
         self._init = self._calls.open(self._addresses["init"], InitReply)
         name = self._names.propose(self.address)
-        request = init_request(self._cache, self._transport, name, self._convert)
+        request = init_request(self._cache, self._offers.names, name, self._convert)
         self._init.start(
             request, deadline_s=_CALL_S, on_answer=lambda answer: self._met(name, answer)
         )
@@ -188,7 +190,7 @@ class Target:
             self.last_error = answer
             return
         if isinstance(answer, KvxferError):
-            self._refuse(answer)
+            self._refuse(self._offers.exhausted(answer))
             return
         assert isinstance(answer, InitReply)
         if not self._names.claim(self.address, answer.incarnation, name):
@@ -197,7 +199,7 @@ class Target:
         try:
             self._peer = Peer(
                 self._cache,
-                self._transport,
+                self._offers,
                 names=self._names,
                 connection=name,
                 reply=answer,
@@ -207,12 +209,23 @@ class Target:
         except PeerLost as error:
             self.last_error = error
             return
+        except NotAvailable as error:
+            self._offer_less(answer.transport, error)
+            return
         except Exception as error:
             self._refuse(error if isinstance(error, KvxferError) else PeerLost(str(error)))
             return
         self.last_error = None
         self._open_lines()
         self._connected()
+
+    def _offer_less(self, transport: str, error: NotAvailable) -> None:
+        """What does not reach the peer is offered no more; the rest is, at once."""
+        try:
+            self._offers.drop(transport, error)
+            self._try_s = 0.0
+        except KvxferError as refusal:
+            self._refuse(refusal)
 
     def _refuse(self, error: KvxferError) -> None:
         waiting, self._waiting = self._waiting, []

@@ -1,7 +1,7 @@
 """One rank of a sweep: prepares a pool, serves it, fills and checks it.
 
 ``Agent`` does the work. The sweep talks to one in its own process (loopback) or, through
-:class:`RemoteAgent`, to one in a process of its own; both look the same.
+:class:`RemoteAgent`, to one in another; both look the same.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,16 +11,20 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from kvxfer.control import ControlClient, ControlServer
+from kvxfer.control import ControlClient, ControlServer, SharedKey
 from kvxfer.errors import InvalidUsage
 from kvxfer.session import Endpoint
 from kvxfer.session.layouts import shard_of
 from kvxfer.sweep import messages
+from kvxfer.sweep.binding import LOOPBACK, Binding
 from kvxfer.sweep.compute import ComputeLoad
+from kvxfer.sweep.host_memory import require_host_memory
 from kvxfer.sweep.patterned_cache import PatternedCache
 from kvxfer.sweep.peers.library import FarSide
 from kvxfer.sweep.peers.registry import row_of
 from kvxfer.sweep.token_runs import Ids, TokenRuns
+
+Handlers = Mapping[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]
 
 # Preparing or checking gigabytes takes seconds, longer while memory is touched for the first time.
 CALL_DEADLINE_S = 120.0
@@ -39,14 +43,16 @@ class SweepAgent(Protocol):
 class Agent:
     """An agent in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, binding: Binding = LOOPBACK) -> None:
+        """Hold nothing yet; what is prepared is served by ``binding``."""
+        self._binding = binding
         self._pool: PatternedCache | None = None
         self._endpoint: Endpoint | None = None
         self._load: ComputeLoad | None = None
         self._peer: FarSide | None = None
         self._device = -1
         self._num_threads = 1
-        self.handlers: Mapping[type[msgspec.Struct], Callable[[Any], msgspec.Struct]] = {
+        self.handlers: Handlers = {
             messages.Prepare: self._prepare,
             messages.Fill: self._fill,
             messages.FillRanges: self._fill_ranges,
@@ -76,6 +82,8 @@ class Agent:
         self._device = message.device
         self._num_threads = message.num_threads
         shard = shard_of(message.layout, message.rank)
+        if message.device < 0:
+            require_host_memory(message.num_blocks * shard.layout.block_bytes)
         self._pool = PatternedCache(
             shard.model,
             message.num_blocks,
@@ -85,7 +93,13 @@ class Agent:
             rank=shard.rank,
         )
         self._endpoint = Endpoint(
-            self._pool.cache, transport=message.transport, num_threads=message.num_threads
+            self._pool.cache,
+            transport=message.transport,
+            num_threads=message.num_threads,
+            bind_host=self._binding.bind_host,
+            advertise_host=self._binding.advertise_host,
+            key=self._binding.key,
+            insecure=self._binding.insecure,
         )
         return messages.Prepared(addresses=self._endpoint.addresses)
 
@@ -159,23 +173,37 @@ def as_ids(block_ids: list[int]) -> Ids:
 class RemoteAgent:
     """An agent in another process, by the address of its sweep channel."""
 
-    def __init__(self, address: str) -> None:
-        self._client = ControlClient(address, messages.REPLIES, deadline_s=CALL_DEADLINE_S)
+    def __init__(self, address: str, *, key: SharedKey | None = None) -> None:
+        self._client = ControlClient(address, messages.REPLIES, deadline_s=CALL_DEADLINE_S, key=key)
 
-    def call(self, message: msgspec.Struct) -> Any:
+    def call(self, message: msgspec.Struct, *, deadline_s: float | None = None) -> Any:
         """Send the message and wait for the reply.
 
         Raises:
             ControlTimeout: the process did not answer in time.
             KvxferError: what the far side raised.
         """
-        return self._client.call(message)
+        return self._client.call(message, deadline_s=deadline_s)
 
     def close(self) -> None:
         """End the connection."""
         self._client.close()
 
 
-def serve_agent(agent: Agent) -> ControlServer:
-    """Serve an agent's messages on a channel called ``sweep``."""
-    return ControlServer({"sweep": agent.handlers})
+def serve_agent(
+    handlers: Handlers,
+    *,
+    port: int = 0,
+    binding: Binding = LOOPBACK,
+    on_gone: Callable[[str, str], object] | None = None,
+) -> ControlServer:
+    """Serve an agent's messages on a channel called ``sweep``; see `ControlServer`."""
+    return ControlServer(
+        {"sweep": handlers},
+        ports={"sweep": port},
+        bind_host=binding.bind_host,
+        advertise_host=binding.advertise_host,
+        key=binding.key,
+        insecure=binding.insecure,
+        on_gone=on_gone,
+    )

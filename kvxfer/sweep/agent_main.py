@@ -13,7 +13,7 @@ _STDOUT = 1
 def main() -> int:
     """Serve until standard input closes."""
     agent = RankAgent()
-    with serve_agent(agent) as server:
+    with serve_agent(agent.handlers) as server:
         # Past sys.stdout, which would complain again at the end where the parent is gone.
         with suppress(BrokenPipeError):
             os.write(_STDOUT, f"{server.addresses['sweep']}\n".encode())

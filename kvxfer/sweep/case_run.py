@@ -14,6 +14,7 @@ from kvxfer.sweep.environment import environment
 from kvxfer.sweep.paths import require_applicable, resolve_transport
 from kvxfer.sweep.result import SCHEMA, Skipped, SweepReport, SweepResult
 from kvxfer.sweep.samples import default_iters
+from kvxfer.transport.choice import slow_path
 
 _log = logging.getLogger(__name__)
 # The channel that carried an error of the far side, which is of no use to a reader here.
@@ -53,7 +54,7 @@ class CaseRun(Closing, Generic[_CaseT]):
             NotAvailable: the transport does not work here.
         """
         self._options = options
-        self._transport = resolve_transport(options.transport)
+        self._transport = resolve_transport(options.transport, options.far_address)
         require_applicable(options, self._transport)
         self.report = SweepReport(schema=SCHEMA, environment=environment(), results=[])
         self._stack = ExitStack()
@@ -78,7 +79,7 @@ class CaseRun(Closing, Generic[_CaseT]):
         try:
             result = self._judge_path(self._measure(case, on_round))
         except (LayoutMismatch, NotAvailable, VerificationError) as error:
-            failed = isinstance(error, VerificationError)
+            failed = isinstance(error, VerificationError) or self._is_strict(case, error)
             self._note_skipped(case, error, failed=failed)
             return None
         except KvxferError as error:
@@ -120,9 +121,16 @@ class CaseRun(Closing, Generic[_CaseT]):
 
     def _judge_path(self, result: SweepResult) -> SweepResult:
         """A transport asked for by name must be what carried the bytes."""
-        if self._transport == "nvlink" and result.actual_path.startswith("pcie"):
-            text = f"the two GPUs share no NVLink: {result.actual_path} carried the bytes"
-            if self._options.transport == "nvlink":
-                raise VerificationError(f"{text}, though nvlink was asked for")
+        text = slow_path(self._transport, result.actual_path)
+        if text:
+            if self._options.transport != "auto":
+                raise VerificationError(f"{text}, though {self._transport} was asked for")
+            if self._options.strict:
+                raise VerificationError(f"{text} (--strict)")
             result.notes.append(text)
         return result
+
+    def _is_strict(self, case: _CaseT, error: KvxferError) -> bool:
+        """Whether a row that takes no path here is an error."""
+        is_own = not self._goes_on_after(case)
+        return self._options.strict and is_own and isinstance(error, NotAvailable)

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.layout import KVKind, KVLayout, load_model
+from kvxfer.sweep.binding import LOOPBACK, Binding
 from kvxfer.sweep.block_order import BlockOrder
 from kvxfer.transport import Op
 
 # Device memory is reached through one path; host memory of a peer through two.
 HOST_MEMORY = ("shared", "private")
+DEVICE_MEMORY = "device"
 RAW_BLOCK_SIZE = 16
 # SM budgets that stand for a number of the GPU at hand.
 AUTO_SMS = 0
@@ -57,7 +59,11 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """What the user asked for. Sequences are swept; see ``kvxfer sweep --help``."""
+    """What the user asked for. Sequences are swept; see ``kvxfer sweep --help``.
+
+    ``far_address`` is of an agent that somebody started, on whatever host; empty = the sweep starts
+    its own. ``strict`` makes a row of another path than the expected one, or of none, an error.
+    """
 
     transport: str = "auto"
     models: tuple[str, ...] = ("llama-3.1-8b",)
@@ -81,6 +87,9 @@ class SweepOptions:
     ranks: RankOptions | None = None
     rank_devices: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     peers: tuple[str, ...] = ()
+    far_address: str = ""
+    binding: Binding = LOOPBACK
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +156,7 @@ def expand_cases(options: SweepOptions, *, transport: str) -> list[SweepCase]:
     Raises:
         InvalidUsage: an unknown model, dtype, order, or a page size that is not a multiple of 32.
     """
-    on_device = transport == "nvlink"
+    on_device = is_on_device(options, transport)
     shapes = _raw_shapes(options, on_device) if options.page_bytes else _model_shapes(options)
     memories = memories_of(options, transport)
     orders = [BlockOrder.parse(text) for text in options.block_orders]
@@ -178,15 +187,20 @@ def memories_of(options: SweepOptions, transport: str) -> tuple[str, ...]:
     Raises:
         InvalidUsage: a memory that it does not move.
     """
-    if transport == "nvlink":
-        return ("device",)
+    if is_on_device(options, transport):
+        return (DEVICE_MEMORY,)
     unknown = set(options.memory) - set(HOST_MEMORY)
     if unknown:
         raise InvalidUsage(
-            f"memory {', '.join(sorted(unknown))} over {transport}; use shared, private or both; "
-            "device memory takes the nvlink transport"
+            f"memory {', '.join(sorted(unknown))} over {transport}; use shared, private or both, "
+            "or device alone"
         )
     return options.memory
+
+
+def is_on_device(options: SweepOptions, transport: str) -> bool:
+    """Whether pages lie in GPUs' memory."""
+    return transport == "nvlink" or options.memory == (DEVICE_MEMORY,)
 
 
 def pool_blocks(num_blocks: int, order: BlockOrder) -> int:

@@ -26,6 +26,24 @@ class ByteRange(msgspec.Struct, frozen=True, array_like=True):
 _Ranges = Annotated[list[ByteRange], Meta(max_length=MAX_RANKS)]
 
 
+class Meet(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_meet"):
+    """Be the far side of the sweep ``incarnation``, and of no other until it has left or gone."""
+
+    incarnation: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Met(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_met"):
+    """What :func:`kvxfer.sweep.environment.environment` says over there."""
+
+    environment: Annotated[dict[_Text, Annotated[str, Meta(max_length=4096)]], Meta(max_length=64)]
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_leave"):
+    """The sweep has ended."""
+
+    incarnation: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_prepare"):
     """Allocate one rank's pool and serve it; what was prepared before is released first."""
 
@@ -216,4 +234,4 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_ready"):
     """Done."""
 
 
-REPLIES = (Prepared, Connected, Checked, Planned, Ran, Computed, OpenedPeer, Ready)
+REPLIES = (Met, Prepared, Connected, Checked, Planned, Ran, Computed, OpenedPeer, Ready)

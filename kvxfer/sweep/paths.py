@@ -3,8 +3,9 @@
 from kvxfer import _core
 from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.memory import MemoryKind
-from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS, SweepOptions
-from kvxfer.transport import create_transport
+from kvxfer.session.meeting import is_of_this_host
+from kvxfer.sweep.cases import ALL_SMS, AUTO_SMS, SweepOptions, is_on_device
+from kvxfer.transport import TRANSPORTS, choose, create_transport
 from kvxfer.transport.device_copy import ENGINES as DEVICE_ENGINES
 from kvxfer.transport.host_copy import ENGINES as HOST_ENGINES
 from kvxfer.transport.network_link import ENGINES as NETWORK_ENGINES
@@ -16,8 +17,10 @@ _ENGINES = {
 }  # of the others HOST_ENGINES
 
 
-def resolve_transport(name: str) -> str:
+def resolve_transport(name: str, far_address: str = "") -> str:
     """The name of a transport that works here; ``auto`` takes NVLink where there is a GPU.
+
+    To an agent at ``far_address`` it takes what reaches that host, of host memory.
 
     Raises:
         NotAvailable: it does not work here, and why.
@@ -25,8 +28,9 @@ def resolve_transport(name: str) -> str:
     if name != "auto":
         memory = MemoryKind.DEVICE if name == "nvlink" else MemoryKind.HOST
         return create_transport(name, memory=memory).name
-    has_gpu = _core.device_count() > 0
-    return create_transport("auto", memory=MemoryKind.DEVICE if has_gpu else MemoryKind.HOST).name
+    if far_address:
+        return choose(MemoryKind.HOST, beyond_host=not is_of_this_host(far_address))
+    return choose(MemoryKind.DEVICE if _core.device_count() > 0 else MemoryKind.HOST)
 
 
 def require_applicable(options: SweepOptions, transport: str) -> None:
@@ -34,23 +38,50 @@ def require_applicable(options: SweepOptions, transport: str) -> None:
 
     Raises:
         InvalidUsage: an option or engine that it does not have.
-        NotAvailable: compute beside transfers without a GPU.
+        NotAvailable: an option of GPUs, and none is here.
     """
-    on_device = transport == "nvlink"
+    on_device = is_on_device(options, transport)
     if options.peers:
         _require_peers_applicable(options, transport)
+    if options.far_address:
+        _require_far_applicable(options, transport)
+    able = TRANSPORTS[transport].capabilities
+    if on_device and not (MemoryKind.DEVICE in able.memory and able.cross_process):
+        raise InvalidUsage(f"device memory over {transport}; use nvlink, nixl or ucx")
     if not on_device:
-        if options.compute is not None:
-            raise NotAvailable(f"--with-compute needs GPUs; this run is over {transport}")
-        if options.sms != (AUTO_SMS,):
-            raise InvalidUsage(f"--sms is of copies by a GPU; this run is over {transport}")
-        if options.devices is not None or options.rank_devices is not None:
-            raise InvalidUsage(f"--devices is of copies by a GPU; this run is over {transport}")
+        _refuse_gpu_options(options, transport)
     engines = _ENGINES.get(transport, HOST_ENGINES)
     if options.engine not in engines:
         raise InvalidUsage(
             f"engine {options.engine!r} over {transport}; use {', '.join(engines[:-1])} or "
             f"{engines[-1]}"
+        )
+
+
+def _refuse_gpu_options(options: SweepOptions, transport: str) -> None:
+    given = {
+        "--with-compute": options.compute is not None,
+        "--sms": options.sms != (AUTO_SMS,),
+        "--devices": options.devices is not None or options.rank_devices is not None,
+    }
+    for option, is_given in given.items():
+        if not is_given:
+            continue
+        text = f"{option} is of copies by a GPU; this run is over {transport}"
+        if options.transport == "auto":  # with a GPU it would have been another
+            raise NotAvailable(f"{text}: {_core.no_device_reason()}")
+        raise InvalidUsage(text)
+
+
+def _require_far_applicable(options: SweepOptions, transport: str) -> None:
+    if transport in ("loopback", "nvlink"):
+        raise InvalidUsage(
+            f"--peer is of another process, maybe of another host, and {transport} does not reach "
+            "it; use --transport ucx or nixl, or leave --peer"
+        )
+    if options.ranks is not None or options.peers:
+        raise InvalidUsage(
+            "--peer is of one pair; leave --tp, --pp, --kv-heads, --layouts and --peers, or --peer"
         )
 
 
@@ -87,6 +118,17 @@ def choose_devices(wanted: tuple[int, int] | None) -> tuple[int, int]:
     source, destination = wanted or (0, min(1, _core.device_count() - 1))
     (source,), (destination,) = choose_rank_devices(((source,), (destination,)))
     return source, destination
+
+
+def choose_near_devices(wanted: tuple[int, int] | None) -> tuple[int, int]:
+    """The same for a far side of another host, which alone knows its own; None = the first of each.
+
+    Raises:
+        NotAvailable: there is none here.
+    """
+    if _core.device_count() == 0:
+        raise NotAvailable(_core.no_device_reason())
+    return wanted or (0, 0)
 
 
 def choose_rank_devices(

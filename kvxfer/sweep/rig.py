@@ -14,6 +14,7 @@ from kvxfer.session import Endpoint, Peer
 from kvxfer.session.layouts import layout_spec, rank_spec
 from kvxfer.sweep import messages
 from kvxfer.sweep.agent import SweepAgent
+from kvxfer.sweep.binding import LOOPBACK, Binding
 from kvxfer.sweep.host_memory import require_host_memory
 from kvxfer.sweep.messages import ByteRange, Checked
 from kvxfer.sweep.patterned_cache import PatternedCache
@@ -37,6 +38,7 @@ class RigSpec:
         op: put (this process is the source) or get (it is the destination).
         num_threads: threads of host copies, fills and checks, on either side.
         devices: CUDA devices of source and destination; ignored for host memory.
+        shares_host: whether both pools are on this host.
     """
 
     layout: KVLayout
@@ -46,6 +48,7 @@ class RigSpec:
     op: Op
     num_threads: int
     devices: tuple[int, int]
+    shares_host: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,8 @@ class Rig(Closing):
         wake_plan: the short copy that wakes the path.
     """
 
-    def __init__(self, spec: RigSpec, agent: SweepAgent) -> None:
-        """Allocate both pools, the far one through ``agent``, and connect them.
+    def __init__(self, spec: RigSpec, agent: SweepAgent, binding: Binding = LOOPBACK) -> None:
+        """Allocate both pools, the far one through ``agent``, and connect them by ``binding``.
 
         Raises:
             NotAvailable: the transport does not work here, or memory is short.
@@ -89,8 +92,9 @@ class Rig(Closing):
             transport=spec.transport,
             num_threads=spec.num_threads,
         )
-        if not on_device:  # both sides are on this host
-            require_host_memory(2 * spec.num_blocks * spec.layout.block_bytes)
+        if not on_device:
+            num_pools = 2 if spec.shares_host else 1
+            require_host_memory(num_pools * spec.num_blocks * spec.layout.block_bytes)
         with ExitStack() as stack:
             stack.callback(self._release)
             prepared = agent.call(prepare)
@@ -103,7 +107,14 @@ class Rig(Closing):
             )
             stack.callback(self.local.close)
             endpoint = stack.enter_context(
-                Endpoint(self.local.cache, transport=spec.transport, num_threads=spec.num_threads)
+                Endpoint(
+                    self.local.cache,
+                    transport=spec.transport,
+                    num_threads=spec.num_threads,
+                    bind_host=binding.bind_host,
+                    key=binding.key,
+                    insecure=binding.insecure,
+                )
             )
             self.peer: Peer = stack.enter_context(endpoint.connect(prepared.addresses))
             self.wake_plan = self._plan_wake(near)

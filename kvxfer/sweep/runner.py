@@ -1,4 +1,4 @@
-"""A sweep of one pair: this process is one side, a process of its own the other."""
+"""A sweep of one pair: this process is one side, another, here or on another host, the other."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,9 +7,10 @@ from kvxfer.errors import NotAvailable
 from kvxfer.sweep.agent import Agent, SweepAgent
 from kvxfer.sweep.agent_process import AgentProcess
 from kvxfer.sweep.case_run import CaseRun
-from kvxfer.sweep.cases import SweepCase, SweepOptions, expand_cases
+from kvxfer.sweep.cases import SweepCase, SweepOptions, expand_cases, is_on_device
+from kvxfer.sweep.far_agent import FarAgent
 from kvxfer.sweep.measure import Measurement
-from kvxfer.sweep.paths import choose_devices, resolve_sms
+from kvxfer.sweep.paths import choose_devices, choose_near_devices, resolve_sms
 from kvxfer.sweep.peers.cases import add_peers
 from kvxfer.sweep.peers.process import measure_apart
 from kvxfer.sweep.peers.task import PeerTask
@@ -23,24 +24,33 @@ class SweepRun(CaseRun[SweepCase]):
     """A sweep under way: one far-side agent, one rig a case."""
 
     def __init__(self, options: SweepOptions) -> None:
-        """Check the options and start the far side.
+        """Check the options and start the far side, or meet it.
 
         Raises:
             InvalidUsage: an option is wrong; nothing was started.
             NotAvailable: the transport does not work here.
+            ControlTimeout: nobody answers at ``options.far_address``.
         """
         super().__init__(options)
         self._devices = (-1, -1)
-        if self._transport == "nvlink":
-            self._devices = choose_devices(options.devices)
-            options = replace(options, sms=resolve_sms(options.sms, self._devices))
+        if is_on_device(options, self._transport):
+            seen: tuple[int, ...]
+            if options.far_address:
+                self._devices, seen = choose_near_devices(options.devices), (0,)
+            else:
+                seen = self._devices = choose_devices(options.devices)
+            options = replace(options, sms=resolve_sms(options.sms, seen))
         own = expand_cases(options, transport=self._transport)
         self.cases, unusable = add_peers(own, options.peers)
         self.report.skipped += unusable
         self._num_threads = options.num_threads or default_num_threads()
         self._process: AgentProcess | None = None
         self._agent: SweepAgent
-        if self._transport == "loopback":
+        if options.far_address:
+            far = FarAgent(options.far_address, options.binding.key)
+            self._agent = self._stack.enter_context(far)
+            self.report.environment |= far.environment
+        elif self._transport == "loopback":
             agent = Agent()
             self._stack.callback(agent.close)
             self._agent = agent
@@ -62,8 +72,9 @@ class SweepRun(CaseRun[SweepCase]):
             op=case.op,
             num_threads=self._num_threads,
             devices=self._devices,
+            shares_host=not options.far_address,
         )
-        with Rig(spec, self._agent) as rig:
+        with Rig(spec, self._agent, options.binding) as rig:
             return Measurement(
                 case,
                 rig,

@@ -11,19 +11,34 @@ from kvxfer.transport.base import (
     Tuning,
 )
 from kvxfer.transport.board import Board
-from kvxfer.transport.registry import TRANSPORTS, available_transports, create_transport
+from kvxfer.transport.choice import Offers, Transports
+from kvxfer.transport.registry import (
+    TRANSPORTS,
+    available_transports,
+    candidates,
+    choose,
+    create_transport,
+)
+from kvxfer.transport.stream_mark import After, StreamMark, mark
 
 __all__ = [
     "TRANSPORTS",
+    "After",
     "Availability",
     "Board",
     "Capabilities",
     "Export",
     "Link",
+    "Offers",
     "Op",
+    "StreamMark",
     "Transfer",
     "Transport",
+    "Transports",
     "Tuning",
     "available_transports",
+    "candidates",
+    "choose",
     "create_transport",
+    "mark",
 ]

@@ -19,6 +19,7 @@ from kvxfer.errors import TransferTimeout
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.transport.board import Board
+from kvxfer.transport.stream_mark import After
 
 _SLICE_S = 0.2
 
@@ -37,10 +38,12 @@ class Capabilities:
     Attributes:
         memory: kinds of memory it moves.
         cross_process: whether the peer may be another process.
+        crosses_hosts: whether that may be of another host.
     """
 
     memory: frozenset[MemoryKind]
     cross_process: bool
+    crosses_hosts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ class Link(Closing):
         op: Op,
         *,
         tuning: Tuning | None = None,
-        after_stream: int | None = None,
+        after: After = None,
     ) -> Transfer:
         """Start ``plan``: to the peer's regions for PUT, from them for GET.
 
@@ -166,8 +169,8 @@ class Link(Closing):
                 ``region_bytes`` on the other. Its tables may be changed once this returns.
             op: direction.
             tuning: how to run it; None = the measured best.
-            after_stream: a CUDA stream handle whose queued work must be done before the first byte
-                is read; None = no order.
+            after: a CUDA stream whose work that is queued now, or a `StreamMark` that must be
+                reached, before the first byte is read; None = no order.
 
         Raises:
             InvalidUsage: an engine that this transport does not have, or that cannot run this plan
@@ -181,6 +184,11 @@ class Link(Closing):
         Raises:
             PeerLost: it ended, or it withdrew the cache.
         """
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another :meth:`post` would have to wait for earlier copies."""
+        return False
 
     @abstractmethod
     def limit_tuning(self) -> Tuning:

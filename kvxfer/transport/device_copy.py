@@ -13,6 +13,7 @@ from kvxfer.layout import CopyPlan
 from kvxfer.transport.base import Link, Op, Transfer, Tuning
 from kvxfer.transport.board import PeerSlot
 from kvxfer.transport.host_copy import plan_tables
+from kvxfer.transport.stream_mark import After, mark
 
 ENGINES = {
     "auto": _core.CopyEngine.AUTO,
@@ -67,6 +68,7 @@ class DeviceLink(Link):
         """Copy with GPU ``device`` and complete on ``slot`` of the peer's board."""
         # The first attribute, so that it goes before the board that it writes to.
         self._copier = _core.DeviceCopier(device, slot.address, slot.num_slots)
+        self._device = device
         self.region_addresses = region_addresses
         self.region_bytes = region_bytes
         self.path = path
@@ -85,12 +87,12 @@ class DeviceLink(Link):
         op: Op,
         *,
         tuning: Tuning | None = None,
-        after_stream: int | None = None,
+        after: After = None,
     ) -> Transfer:
         """Queue ``plan`` on the link's stream; the direction is in the plan's addresses."""
         engine, num_sms = _run_by(plan, tuning)
         tables = plan_tables(plan)
-        ordered = after_stream is not None
+        reached = mark(self._device, after)
         with self._lock:
             if self._closed:
                 raise InvalidUsage("this link is closed; connect again")
@@ -106,8 +108,7 @@ class DeviceLink(Link):
                     num_sms,
                     engine,
                     _core.CopyFault.NONE,
-                    ordered,
-                    after_stream or 0,
+                    reached,
                 )
             except (KvxferError, TypeError):
                 # Nothing was queued, and a refused post must not count as a transfer over there.
@@ -116,6 +117,12 @@ class DeviceLink(Link):
         path = f"{self.path}, {_ENGINE_TEXT[used]} {op.value}"
         used_sms = 0 if used is _core.CopyEngine.DMA else num_sms
         return _DeviceTransfer(self, sequence, plan.total_bytes, path, used_sms)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many copies are in flight as may be."""
+        oldest = self._slot.sequence + 1 - _core.DeviceCopier.MAX_IN_FLIGHT
+        return oldest > 0 and not self.wait(oldest, 0.0)
 
     def wait(self, sequence: int, timeout_s: float) -> bool:
         """Wait until transfer ``sequence`` is complete; False at the deadline."""

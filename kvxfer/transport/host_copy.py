@@ -9,6 +9,7 @@ from kvxfer.errors import InvalidUsage
 from kvxfer.layout import CopyPlan
 from kvxfer.transport.base import FinishedTransfer, Link, Op, Transfer, Tuning
 from kvxfer.transport.board import PeerSlot
+from kvxfer.transport.stream_mark import After, mark
 
 ENGINES = ("auto", "memcpy", "streaming")
 # Below this a transfer is likely to be read from the cache soon, and plain stores leave it there.
@@ -48,7 +49,7 @@ def copy_mapped(pool: _core.WorkerPool, plan: CopyPlan, engine: str) -> str:
     return engine
 
 
-def refuse_gpu_options(tuning: Tuning, after_stream: int | None) -> None:
+def refuse_gpu_options(tuning: Tuning, after: After) -> None:
     """Check that nothing was asked for that only a GPU's copy has.
 
     Raises:
@@ -58,11 +59,7 @@ def refuse_gpu_options(tuning: Tuning, after_stream: int | None) -> None:
         raise InvalidUsage(
             f"num_sms={tuning.num_sms} with host memory, which no GPU copies; leave it 0"
         )
-    if after_stream is not None:
-        raise InvalidUsage(
-            f"after_stream={after_stream} with host memory; synchronise the stream first, or "
-            "use the nvlink transport for device memory"
-        )
+    mark(-1, after)
 
 
 class HostLink(Link):
@@ -85,11 +82,11 @@ class HostLink(Link):
         op: Op,
         *,
         tuning: Tuning | None = None,
-        after_stream: int | None = None,
+        after: After = None,
     ) -> Transfer:
         """Copy now, in the calling thread and the pool's; the GIL is released meanwhile."""
         tuning = tuning or Tuning()
-        refuse_gpu_options(tuning, after_stream)
+        refuse_gpu_options(tuning, after)
         with self._lock:
             if self._pool is None:
                 raise InvalidUsage("this link is closed; connect again")

@@ -1,16 +1,31 @@
 """What links by a network library share: a transfer moves in ``post``, long rows by themselves."""
 
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from kvxfer.errors import InvalidUsage
+from kvxfer.errors import InvalidUsage, TransferTimeout
 from kvxfer.layout import CopyPlan
 from kvxfer.transport.base import FinishedTransfer, Link, Op, Transfer, Tuning
 from kvxfer.transport.host_copy import refuse_gpu_options
+from kvxfer.transport.stream_mark import After, StreamMark, mark
 
+_LOOK_S = 20e-6
 ENGINES = ("auto", "direct", "staged")
+
+
+class Carried(NamedTuple):
+    """What a transfer was carried by.
+
+    Attributes:
+        path: for people.
+        num_sms: SMs of this side's GPU that gathered or scattered; 0 for none.
+    """
+
+    path: str
+    num_sms: int = 0
 
 
 class NetworkLink(Link):
@@ -19,14 +34,22 @@ class NetworkLink(Link):
     Attributes:
         transport: the name of its transport.
         direct_bytes: for each of ``ENGINES``, from how many bytes on a row travels by itself.
+        device: the CUDA device of this side's pages; -1 for host memory.
     """
 
     transport: ClassVar[str]
-    direct_bytes: ClassVar[Mapping[str, int]]
+    direct_bytes: Mapping[str, int]
     _sequence: int  # of the last transfer; the peer says where it begins
 
-    def __init__(self) -> None:
-        """Of a connection that is made next."""
+    def __init__(self, device: int, stall_s: float) -> None:
+        """Of a connection that is made next.
+
+        Args:
+            device: the CUDA device of this side's pages; -1 for host memory.
+            stall_s: how long a transfer may stand still.
+        """
+        self.device = device
+        self._stall_s = stall_s
         self._lock = threading.Lock()
 
     def post(
@@ -35,23 +58,40 @@ class NetworkLink(Link):
         op: Op,
         *,
         tuning: Tuning | None = None,
-        after_stream: int | None = None,
+        after: After = None,
     ) -> Transfer:
         """Move now, in the calling thread and the pool's; the GIL is released meanwhile."""
         tuning = tuning or Tuning()
-        refuse_gpu_options(tuning, after_stream)
+        if self.device < 0:
+            refuse_gpu_options(tuning, after)
+        reached = mark(self.device, after)
         if tuning.engine not in ENGINES:
             raise InvalidUsage(
                 f"engine {tuning.engine!r} with {self.transport}; use auto, direct or staged"
             )
         with self._lock:
-            path = self._copy(plan, op, self.direct_bytes[tuning.engine])
+            if reached is not None:
+                self._await(reached)
+            carried = self._copy(plan, op, self.direct_bytes[tuning.engine], tuning.num_sms)
             self._sequence += 1
-            return FinishedTransfer(plan.total_bytes, path, self._sequence)
+            transfer = FinishedTransfer(plan.total_bytes, carried.path, self._sequence)
+            transfer.num_sms = carried.num_sms
+            return transfer
 
     @abstractmethod
-    def _copy(self, plan: CopyPlan, op: Op, direct_bytes: int) -> str:
-        """Move all of ``plan`` as the next transfer; returns what carried it."""
+    def _copy(self, plan: CopyPlan, op: Op, direct_bytes: int, num_sms: int) -> Carried:
+        """Move all of ``plan`` as the next transfer; ``num_sms`` 0 = the measured best."""
+
+    def _await(self, reached: StreamMark) -> None:
+        """Wait until a stream has come so far: what a network sends is ordered behind no stream."""
+        deadline = time.monotonic() + self._stall_s
+        while not reached.is_reached():
+            if time.monotonic() >= deadline:
+                raise TransferTimeout(
+                    f"the stream's work before a transfer did not end within {self._stall_s} s; "
+                    "nothing was sent"
+                )
+            time.sleep(_LOOK_S)
 
     def limit_tuning(self) -> Tuning:
         """No copy on either side."""

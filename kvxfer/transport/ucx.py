@@ -1,5 +1,8 @@
 """`ucx`: peers on other hosts, over what UCX finds: TCP, RDMA.
 
+Pages in a GPU's memory pass through slots in pinned host memory, which the GPU fills and empties
+itself; so UCX needs to know nothing of CUDA.
+
 The endpoint listens, and a thread of its own takes what peers send: long rows straight into their
 place, others through registered slots, gathered on one side and scattered on the other
 (``csrc/ucx/wire.hpp``). It checks every address against the regions that are exported here and
@@ -43,7 +46,7 @@ from kvxfer.transport.board import (
     slot_of,
 )
 from kvxfer.transport.host_copy import default_num_threads, plan_tables
-from kvxfer.transport.network_link import NetworkLink
+from kvxfer.transport.network_link import Carried, NetworkLink
 
 _SECRET_BYTES = 16
 _SLICE_S = 0.2
@@ -52,6 +55,9 @@ _LOOPBACK_DEVICE = "lo"
 _DEFAULTS = (("RNDV_SCHEME", "put_zcopy"),)
 # Rows of this many bytes or more travel by themselves; 0 = the measured best.
 _DIRECT_BYTES = {"auto": 0, "direct": 1, "staged": (1 << 64) - 1}
+# Of a GPU, whose bus and the network are slower than a copy in host memory; still to be measured.
+_DEVICE_SLOT_BYTES = 8 << 20
+_NUM_SMS = 8  # as csrc/ucx/slot_copies.cpp has it
 # Of transfers that UCX could not end: it may still write there.
 _ABANDONED: list[object] = []
 
@@ -70,6 +76,7 @@ class _RegionSpec(msgspec.Struct, frozen=True):
     server: _ServerSpec
     address: _Address
     num_bytes: _Size
+    on_device: bool
 
 
 def library_candidates() -> list[str]:
@@ -104,7 +111,7 @@ class _Server:
         self._native = native
         self._kept: list[object] = []
 
-    def serve(self, buffer: Buffer, memory: _core.UcxMemory) -> None:
+    def serve(self, buffer: Buffer, memory: _core.UcxMemory | None) -> None:
         self._kept += [buffer, memory]
         self._native.add_region(buffer.address, buffer.num_bytes)
 
@@ -119,7 +126,7 @@ class _UcxExport(Export):
         buffer = registration.buffer
         self._server = server
         self.metadata = msgspec.msgpack.encode(
-            _RegionSpec(server.spec, buffer.address, buffer.num_bytes)
+            _RegionSpec(server.spec, buffer.address, buffer.num_bytes, buffer.device >= 0)
         )
 
     def close(self) -> None:
@@ -136,23 +143,27 @@ class _UcxLink(NetworkLink):
         native: _core.UcxLink,
         regions: Sequence[_RegionSpec],
         kept: Sequence[object],
+        *,
+        device: int,
+        stall_s: float,
     ) -> None:
-        super().__init__()
+        super().__init__(device, stall_s)
         self._native: _core.UcxLink | None = native
         self._kept = list(kept)  # what a transfer reads and writes here, for as long as UCX may
         self._sequence = native.first_sequence
         self.region_addresses = np.array([region.address for region in regions], np.uint64)
         self.region_bytes = [region.num_bytes for region in regions]
-        self.path = f"ucx {native.transports}"
+        on_device = device >= 0 or any(region.on_device for region in regions)
+        self.path = f"ucx {native.transports}" + (", pinned host slots" if on_device else "")
 
-    def _copy(self, plan: CopyPlan, op: Op, direct_bytes: int) -> str:
+    def _copy(self, plan: CopyPlan, op: Op, direct_bytes: int, num_sms: int) -> Carried:
         native = self._native
         if native is None:
             raise InvalidUsage("this link is closed; connect again")
         start = native.start_put if op is Op.PUT else native.start_get
         start(plan_tables(plan), self._sequence + 1, direct_bytes)
         _poll(native)
-        return self.path
+        return Carried(self.path, _NUM_SMS if self.device >= 0 else 0)
 
     def close(self) -> None:
         """Refuse later transfers, wait for one that runs, and end the connection."""
@@ -179,7 +190,7 @@ class UcxTransport(Transport):
     """Transfers between hosts by UCX."""
 
     name = "ucx"
-    capabilities = Capabilities(frozenset({MemoryKind.HOST}), cross_process=True)
+    capabilities = Capabilities(frozenset(MemoryKind), cross_process=True, crosses_hosts=True)
 
     def __init__(
         self,
@@ -199,7 +210,7 @@ class UcxTransport(Transport):
         """
         self._num_threads = default_num_threads() if num_threads is None else num_threads
         self._options = dict(options or {})
-        self._settings = _core.UcxSettings(stall_s=stall_s)
+        self._stall_s = stall_s
         self._bind_host = "127.0.0.1"
         self._board: Board | None = None
         self._context_made: _core.UcxContext | None = None
@@ -221,18 +232,16 @@ class UcxTransport(Transport):
         self._bind_host = bind_host
 
     def export(self, registration: Registration) -> Export:
-        """Serve a range of host memory to peers that know its metadata."""
+        """Serve a range of memory to peers that know its metadata."""
         buffer = registration.buffer
-        _require_host_memory(buffer.device)
-        memory = self._context.register_memory(buffer.address, buffer.num_bytes)
+        memory = self._register(buffer)
         if self._server is None:
-            self._server = self._make_server()
+            self._server = self._make_server(buffer.device)
         self._server.serve(buffer, memory)
         return _UcxExport(registration, self._server)
 
     def link(self, cache: KVCache, regions: Sequence[bytes], board: bytes) -> Link:
         """Connect to the peer that serves ``regions``."""
-        _require_host_memory(cache.device)
         specs = [decode_spec(region, _RegionSpec) for region in regions]
         process, slot = slot_of(board)
         server = _common_server(specs)
@@ -240,9 +249,7 @@ class UcxTransport(Transport):
             raise ProtocolMismatch("the regions and the board name different processes")
         self._require_reachable(server.host)
         buffers = [registration.buffer for registration in cache.registrations]
-        memories = [
-            self._context.register_memory(buffer.address, buffer.num_bytes) for buffer in buffers
-        ]
+        memories = [self._register(buffer) for buffer in buffers]
         native = _core.UcxLink(
             context=self._context,
             host=server.host,
@@ -251,10 +258,24 @@ class UcxTransport(Transport):
             slot=slot,
             name=f"process {process.pid}",
             num_threads=self._num_threads,
-            settings=self._settings,
+            settings=self._settings(cache.device),
         )
         _poll(native)
-        return _UcxLink(native, specs, [*buffers, *memories])
+        kept = [*buffers, *memories]
+        return _UcxLink(native, specs, kept, device=cache.device, stall_s=self._stall_s)
+
+    def _settings(self, device: int) -> _core.UcxSettings:
+        if device < 0:
+            return _core.UcxSettings(stall_s=self._stall_s)
+        return _core.UcxSettings(
+            staging="pinned", device=device, slot_bytes=_DEVICE_SLOT_BYTES, stall_s=self._stall_s
+        )
+
+    def _register(self, buffer: Buffer) -> _core.UcxMemory | None:
+        """Have UCX know host memory; a GPU's it never touches."""
+        if buffer.device >= 0:
+            return None
+        return self._context.register_memory(buffer.address, buffer.num_bytes)
 
     @property
     def _context(self) -> _core.UcxContext:
@@ -266,7 +287,7 @@ class UcxTransport(Transport):
             self._context_made = _core.UcxContext(list(self._options.items()), defaults)
         return self._context_made
 
-    def _make_server(self) -> _Server:
+    def _make_server(self, device: int) -> _Server:
         if self._board is None:
             raise InvalidUsage("ucx exports nothing before it was told its board; call serve")
         secret = secrets.token_bytes(_SECRET_BYTES)
@@ -278,7 +299,7 @@ class UcxTransport(Transport):
             num_slots=NUM_SLOTS,
             withdrawn_slot=WITHDRAWN_SLOT,
             num_threads=self._num_threads,
-            settings=self._settings,
+            settings=self._settings(device),
         )
         spec = _ServerSpec(ProcessSpec.own(), self._bind_host, native.port, secret)
         return _Server(native, spec)
@@ -294,14 +315,6 @@ class UcxTransport(Transport):
                 f"this side is bound to {near} and the peer to {far}; bind both to addresses of "
                 "one network (bind_host= of Endpoint, Sender or Receiver)"
             )
-
-
-def _require_host_memory(device: int) -> None:
-    if device >= 0:
-        raise NotAvailable(
-            f"ucx moves host memory; this is on CUDA device {device}, and staging in device memory "
-            "(a gather by the GPU, GPUDirect RDMA) is not built: use the nvlink transport"
-        )
 
 
 def _common_server(specs: Sequence[_RegionSpec]) -> _ServerSpec:

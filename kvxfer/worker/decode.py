@@ -18,7 +18,7 @@ from kvxfer.sweep.messages import Checked
 from kvxfer.sweep.patterned_cache import PatternedCache
 from kvxfer.worker.content import content_of, tokens_in_blocks
 from kvxfer.worker.messages import AskOutcome, AskWorker, Outcome, WorkerInfo
-from kvxfer.worker.options import WorkerOptions, choose_transport, memory_of
+from kvxfer.worker.options import WorkerOptions, memory_of
 from kvxfer.worker.outcomes import Outcomes
 
 _SETTLE_S = 1.0
@@ -48,7 +48,7 @@ class DecodeWorker(Closing):
     """One rank of a decode worker. A context manager.
 
     Attributes:
-        transport: what it serves.
+        transport: what it serves, or ``auto``.
         addresses: its channels: those of a receiver, and ``worker``, which says all of them.
         num_bytes: of its cache.
         num_wrong: requests that arrived with wrong bytes.
@@ -76,7 +76,8 @@ class DecodeWorker(Closing):
             NotAvailable: the transport does not work here, a port is in use, or memory is short.
         """
         self.num_wrong = 0
-        self.transport = choose_transport(options.transport, options.bind_host)
+        self.transport = options.transport
+        self._memory = memory_of(options)
         ports = dict(ports or {})
         guard = {
             "bind_host": options.bind_host,
@@ -84,7 +85,7 @@ class DecodeWorker(Closing):
             "key": options.key,
             "insecure": options.insecure,
         }
-        on_device = memory_of(self.transport) is MemoryKind.DEVICE
+        on_device = self._memory is MemoryKind.DEVICE
         self.num_bytes = num_blocks * options.rank.rank_layout(options.layout).block_bytes
         if not on_device:
             require_host_memory(self.num_bytes)
@@ -152,6 +153,7 @@ class DecodeWorker(Closing):
             layout=layout_spec(self._options.layout),
             tp_size=rank.tp_size,
             pp_size=rank.pp_size,
+            memory=self._memory.value,
         )
 
     def _judge(self, notice: Notice) -> Received:

@@ -16,13 +16,17 @@ class AskWorker(msgspec.Struct, frozen=True, tag="worker_ask"):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, tag="worker_info"):
-    """The channels of a worker by name, the transport that it serves and the model that it has."""
+    """The channels of a worker by name, the transport that it serves and the model that it has.
+
+    ``transport`` is ``auto`` where the sender may choose; ``memory`` says of which, host or device.
+    """
 
     addresses: dict[str, _Text]
     transport: _Text
     layout: LayoutSpec
     tp_size: _Count
     pp_size: _Count
+    memory: _Text = ""
 
 
 class AskOutcome(msgspec.Struct, frozen=True, tag="worker_ask_outcome"):

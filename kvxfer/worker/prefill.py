@@ -21,7 +21,7 @@ from kvxfer.sweep.stats import percentile
 from kvxfer.units import gb_per_s
 from kvxfer.worker.content import content_of, request_name, tokens_in_blocks
 from kvxfer.worker.messages import AskOutcome, Outcome
-from kvxfer.worker.options import WorkerOptions, choose_transport, memory_of
+from kvxfer.worker.options import WorkerOptions, memory_of
 
 # Checking gigabytes takes seconds, and a request that other ranks share waits for them.
 _OUTCOME_S = 120.0
@@ -69,7 +69,7 @@ class PrefillWorker(Closing):
     """One rank of a prefill worker. A context manager.
 
     Attributes:
-        transport: what it sends over.
+        transport: what it sends over, or ``auto``.
         num_bytes: of its cache.
     """
 
@@ -95,8 +95,8 @@ class PrefillWorker(Closing):
             InvalidUsage: a bind beyond loopback without a key.
             NotAvailable: the transport does not work here, or memory is short.
         """
-        self.transport = choose_transport(options.transport, options.bind_host)
-        on_device = memory_of(self.transport) is MemoryKind.DEVICE
+        self.transport = options.transport
+        on_device = memory_of(options) is MemoryKind.DEVICE
         layout = options.layout
         self._key = options.key
         self._layout = layout
@@ -127,6 +127,7 @@ class PrefillWorker(Closing):
                 bind_host=options.bind_host,
                 key=options.key,
                 insecure=options.insecure,
+                strict=options.strict,
             )
             stack.callback(self._sender.close)
             self._stack = stack.pop_all()

@@ -143,6 +143,7 @@ IMPOSSIBLE = {
     "layers that are not there": (wrong_rank(layers=(0, 3)), "cannot be: layers end at 3 in a"),
     "an unknown order": (wrong_layout(order="dhn"), "layout or rank cannot be: order is 'dhn'"),
     "windows of other layers": (wrong_layout(windows=[1, 2, 3]), "cannot be: windows has 3 ent"),
+    "groups of other layers": (wrong_layout(groups=[0, 1, 0]), "cannot be: groups has 3 entries"),
     "vectors over one another": (
         lambda reply: {"head_stride_bytes": 8},
         "the peer's cache cannot be: head_stride_bytes is 8",

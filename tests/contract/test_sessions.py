@@ -310,7 +310,8 @@ def test_a_full_receiver_lets_requests_wait(session: Session) -> None:
         ({"to": {"init": "tcp://127.0.0.1:1"}}, "alloc"),
         ({"to": []}, "at least one"),
         ({"tokens": range(13)}, "not within"),
-        ({"tokens": range(0, 8, 2)}, "not within"),
+        ({"tokens": range(0, 8, 2)}, "use a range of step 1"),
+        ({"tokens": range(-4, 8)}, "from 0 on"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(

@@ -134,8 +134,8 @@ def test_bad_ids_are_refused_with_nothing_written(pair: Pair, case: str) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"after_stream": 0}, "after_stream=0 with host memory; synchronise"),
-        ({"after_stream": 94_000}, "after_stream=94000 with host memory"),
+        ({"after": 0}, "after=0 with host memory; synchronise"),
+        ({"after": 94_000}, "after=94000 with host memory"),
         ({"tuning": Tuning(num_sms=8)}, "num_sms=8 with host memory"),
         ({"tuning": Tuning(engine="bulk")}, "engine 'bulk'"),
         ({"tuning": Tuning(engine="load_store")}, "engine 'load_store'"),
@@ -197,6 +197,12 @@ def test_auto_takes_shm_for_host_memory() -> None:
     local.open(shape(), seed=1, memory="private", transport="auto")
     assert local.host.endpoint.transport_name == "shm"
     local.close()
+
+
+def test_a_closed_link_can_be_asked_whether_its_peer_lives(pair: Pair) -> None:
+    """As a sender does that leaves a peer, until the peer knows or is gone."""
+    pair.peer.link.close()
+    pair.peer.link.require_open()
 
 
 def test_a_link_knows_the_regions_of_its_peer(link_pair: LinkPair) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import soak
 
+from kvxfer.layout import BlockTable
 from kvxfer.session import Notice
 
 
@@ -36,7 +37,7 @@ def test_it_sees_a_write_that_comes_too_late(engine: "soak.Engine") -> None:
 
 def test_it_sees_a_wrong_byte(engine: "soak.Engine") -> None:
     engine._pages[:, [4, 1]] = soak.pages_of(soak.source(9))[:, [20, 30]]
-    notice = Notice("9.0.20-30", range(8), (4, 1))
+    notice = Notice("9.0.20-30", range(8), (BlockTable([4, 1]),))
     engine._check(notice)
     assert engine.problems == []
     engine._pages[3, 1, 100] ^= 1

@@ -118,7 +118,7 @@ def test_nothing_changes_the_current_context(child: DeviceChild) -> None:
     peer = endpoint.connect(opened["addresses"])
     check("connect")
     for engine in ("bulk", "load_store", "dma"):
-        transfer = peer.put([0], [1], tuning=Tuning(engine=engine), after_stream=0)
+        transfer = peer.put([0], [1], tuning=Tuning(engine=engine), after=0)
         check(f"put, {engine}")
         transfer.wait()
         check("wait")

@@ -98,10 +98,14 @@ def linked_devices(
     memory: str = "cuda",
     local_memory: str | None = None,
     transport: str = "nvlink",
+    local_transport: Any = None,
     devices: tuple[int, int] = (0, 0),
     remote_seed: int | None = REMOTE_SEED,
 ) -> Iterator[GpuPair]:
-    """Open a cache on both sides and connect; ``devices`` are this side's GPU and the far one."""
+    """Open a cache on both sides and connect; ``devices`` are this side's GPU and the far one.
+
+    ``local_transport`` is this side's, with settings of its own.
+    """
     remote_shape = remote_shape or shape()
     own = local_shape or remote_shape
     opened = remote.open(
@@ -114,7 +118,7 @@ def linked_devices(
             num_blocks=own.num_blocks,
             num_arrays=own.num_arrays,
             memory=local_memory or memory,
-            transport=transport,
+            transport=local_transport or transport,
             device=devices[0],
             seed=LOCAL_SEED,
         )

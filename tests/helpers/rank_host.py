@@ -47,17 +47,25 @@ class RankHost:
         self._side = self.case.src if is_source else self.case.dst
         self._is_source, self._rank = is_source, rank
         content = self._content()
-        allocate = shared_empty if memory == "shared" else private_array
-        self.memory = _Guarded(allocate(content.size + 2 * GUARD_BYTES))
+        self.memory = _Guarded(self._allocate(memory, content.size + 2 * GUARD_BYTES))
         self.memory.raw[:] = _GUARD
         self.memory.inner[:] = content
         shard = self._side.shard(rank)
         # Several regions where the layout allows it: one a layer.
         num_arrays = shard.layout.num_layers if shard.layout.axes[0] == "layer" else 1
-        arrays = np.split(self.memory.inner, num_arrays)
+        arrays = self._arrays(num_arrays)
         self.cache = KVCache(self._side.layout, arrays, rank=shard.rank)
         self.endpoint = Endpoint(self.cache, transport=transport, num_threads=2)
         return {"addresses": self.endpoint.addresses}
+
+    def _allocate(self, memory: str, num_bytes: int) -> Bytes:
+        allocate = shared_empty if memory == "shared" else private_array
+        array: Bytes = allocate(num_bytes)
+        return array
+
+    def _arrays(self, num_arrays: int) -> Any:
+        """What lies between the guards, to register."""
+        return np.split(self.memory.inner, num_arrays)
 
     def close(self) -> None:
         """Give everything back."""

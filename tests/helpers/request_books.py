@@ -8,14 +8,15 @@ import pytest
 
 from kvxfer.control import AbortRequest, CommitRequest, Deferred, ReserveReply, ReserveRequest
 from kvxfer.errors import PeerLost
-from kvxfer.layout import Share
+from kvxfer.layout import KVLayout, Share
 from kvxfer.session.block_pool import BlockPool
 from kvxfer.session.offers import Notice
 from kvxfer.session.placement import PoolPlacement
 from kvxfer.session.request_book import RequestBook
 from kvxfer.session.states import ReceiveLimits
 
-NUM_BLOCKS, BLOCK_SIZE = 8, 4
+NUM_BLOCKS = 8
+LAYOUT = KVLayout(2, 2, head_dim=8, block_size=4)
 HALVES = {
     "one": (Share(range(2), range(1)),),
     "two": (Share(range(2), range(1, 2)),),
@@ -53,7 +54,7 @@ class Book:
         self.freed: list[tuple[str, tuple[int, ...]]] = []
         self.book = RequestBook(
             self.writers,
-            PoolPlacement(self.pool, NUM_BLOCKS, BLOCK_SIZE),
+            PoolPlacement(self.pool, NUM_BLOCKS, LAYOUT),
             num_pairs=4,
             limits=ReceiveLimits(**limits),
             on_notice=self.notices.append,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvxfer import _core
 from kvxfer.cli.main import main
 from kvxfer.transport import available_transports
 
@@ -162,7 +163,7 @@ USAGE = [
     (["--block-order", "fragmented:0"], "use shuffled, contiguous or fragmented:R"),
     (["--dtype", "int3"], "dtype is 'int3'"),
     (["--memory", "core"], "memory core over loopback; use shared, private"),
-    (["--memory", "device"], "device memory takes the nvlink transport"),
+    (["--memory", "device"], "device memory over loopback; use nvlink, nixl or ucx"),
     (["--op", "send"], "--op: 'send'; use put or get"),
     (["--sms", "0"], "is not a whole number above zero"),
     (["--engine", "pigeon"], "engine 'pigeon' over loopback; use auto, memcpy or streaming"),
@@ -179,6 +180,7 @@ USAGE = [
     (["--json", "no/such/folder/f"], "cannot write 'no/such/folder/f': there is no folder"),
     (["--sms", "4"], "--sms is of copies by a GPU; this run is over loopback"),
     (["--devices", "0,1"], "--devices is of copies by a GPU; this run is over loopback"),
+    (["--with-compute", "gemm"], "--with-compute is of copies by a GPU; this run is over loopback"),
     (["--page-bytes", "4k", "--tokens", "16"], "--tokens is of a sweep of models"),
     (["--page-bytes", "4k", "--model", "qwen3-32b"], "--model is of a sweep of models"),
     (["--json", "-"], "cannot write '-'"),
@@ -308,10 +310,17 @@ def test_what_is_not_available_exits_3(capsys: pytest.CaptureFixture[str]) -> No
     assert found.reason in capsys.readouterr().err
 
 
-def test_compute_without_gpus_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", *SHM, *TINY, "--with-compute", "gemm"]) == 3
+@pytest.mark.skipif(_core.device_count() > 0, reason="with a GPU auto takes it")
+@pytest.mark.parametrize(
+    "words", [["--with-compute", "gemm"], ["--sms", "8"], ["--devices", "0,1"]]
+)
+def test_options_of_gpus_without_one_exit_3(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(["sweep", *TINY, *words]) == 3
     shown = capsys.readouterr()
-    assert shown.err == "kvxfer sweep: --with-compute needs GPUs; this run is over shm\n"
+    assert f"{words[0]} is of copies by a GPU; this run is over shm: " in shown.err
+    assert _core.no_device_reason() in shown.err
     assert shown.out == ""
 
 

@@ -231,7 +231,7 @@ def test_key_makes_a_key_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("transport", "path"),
     # Shared memory crosses network namespaces; the control plane has to take the network.
-    [("shm", "shared segment"), ("ucx", "ucx tcp/kvxfer-vb")],
+    [("shm", "shared segment"), ("ucx", "ucx tcp/kvxfer-vb"), ("nixl", "nixl UCX")],
 )
 def test_between_network_namespaces_a_key_lets_in(
     model: str, tmp_path: Path, transport: str, path: str
@@ -256,3 +256,30 @@ def test_between_network_namespaces_a_key_lets_in(
         assert "one side has a key and the other has none" in error
         status, lines = decode.end()
     assert (status, len(lines)) == (0, 11)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes network namespaces")
+@pytest.mark.usefixtures("two_hosts")
+def test_between_network_namespaces_auto_takes_nixl_or_ucx_and_says_what_is_faster(
+    model: str,
+) -> None:
+    """The two share a host after all: a process of the one is seen from the other."""
+    found = available_transports()
+    name = next((one for one in ("nixl", "ucx") if found[one].available), "")
+    if not name:
+        pytest.skip(f"nixl: {found['nixl'].reason}; ucx: {found['ucx'].reason}")
+    with served("--model", model, "--bind", HOSTS[0], "--insecure", on_host=0) as decode:
+        send = words("send", "--model", model, "--to", decode.line, "--insecure", "--requests", "1")
+        sender = start_on_host(1, *send)
+        out, error = sender.communicate(timeout=DEADLINE_S)
+        assert sender.returncode == 0
+        assert f", {name} " in out
+        assert "every byte checked by the receiver" in out
+        assert error.count("WARNING") == 1
+        assert "is a process of this host; shm would be faster" in error
+        strict = start_on_host(1, *send, "--strict")
+        _, error = strict.communicate(timeout=DEADLINE_S)
+        assert strict.returncode == 1
+        assert "shm would be faster" in error
+        assert "strict" in error
+        assert decode.end()[0] == 0

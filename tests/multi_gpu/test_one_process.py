@@ -128,7 +128,7 @@ def test_the_source_order_holds_where_another_device_is_current(child: DeviceChi
                     torch.cuda._sleep(20_000_000)
                     pair.local.memory[0].owner.copy_(staged)
                 assert torch.cuda.current_device() == 0
-                pair.peer.put(ALL_BLOCKS, ALL_BLOCKS, after_stream=stream.cuda_stream)
+                pair.peer.put(ALL_BLOCKS, ALL_BLOCKS, after=stream.cuda_stream)
                 assert result() == {"signalled": True, "num_stale": 0}
 
         in_new_thread(work)
@@ -140,7 +140,7 @@ def test_a_stream_of_another_gpu_is_an_error_and_no_transfer(child: DeviceChild)
     stream = torch.cuda.Stream("cuda:1")
     with linked_devices(child, CACHE, devices=(0, 1)) as pair:
         with pytest.raises(KvxferError, match="cudaEventRecord"):
-            pair.peer.put([0], [1], after_stream=stream.cuda_stream)
+            pair.peer.put([0], [1], after=stream.cuda_stream)
         assert not pair.signalled(1)
         pair.put([2], [3])
         assert pair.signalled(1)

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 
 from kvxfer.control import CommitRequest, ControlClient, ControlServer, Done, SharedKey
-from kvxfer.errors import ControlTimeout, InvalidUsage, NotAvailable
+from kvxfer.control.calls import Calls
+from kvxfer.errors import ControlTimeout, InvalidUsage, KvxferError, NotAvailable
 
 GUARD_S = 20.0  # far above what is waited for; it only keeps a failure from hanging
 HANDLERS = {"alloc": {CommitRequest: lambda message: Done(message.request_id)}}
@@ -60,15 +62,15 @@ class HalfKey:
 
 
 @pytest.mark.parametrize(
-    ("holder", "text"),
+    ("holder", "kind", "text"),
     [
-        ("another", "as one with another key does"),
-        ("none", "one side has a key and the other has none"),
-        ("half", "does not admit this key"),
+        ("another", ControlTimeout, "as one with another key does.*nothing was sent"),
+        ("none", ControlTimeout, "one side has a key and the other has none.*nothing was sent"),
+        ("half", NotAvailable, "was not sent: the peer does not admit this key"),
     ],
 )
 def test_others_do_not_get_in_and_learn_why(
-    key: SharedKey, other: SharedKey, holder: str, text: str
+    key: SharedKey, other: SharedKey, holder: str, kind: type[KvxferError], text: str
 ) -> None:
     keys = {"another": other, "none": None, "half": HalfKey(key._public)}
     seen: list[str] = []
@@ -81,13 +83,56 @@ def test_others_do_not_get_in_and_learn_why(
         address = server.addresses["alloc"]
         with (
             ControlClient(address, Done, key=keys[holder]) as client,  # type: ignore[arg-type]
-            pytest.raises(ControlTimeout, match=f"{text}.*nothing was sent"),
+            pytest.raises(kind, match=text),
         ):
             client.call(CommitRequest("bad"), deadline_s=1.0)
         assert (server.num_unadmitted > 0) == (holder == "half")
         with ControlClient(address, Done, key=key, deadline_s=GUARD_S) as client:
             assert client.call(CommitRequest("good")) == Done("good")
     assert seen == ["good"]
+
+
+def test_a_key_that_is_not_admitted_is_no_timeout(key: SharedKey) -> None:
+    """Not with a deadline far away either, and not by one of many calls."""
+    half: Any = HalfKey(key._public)
+    with ControlServer(HANDLERS, key=key) as server:
+        address = server.addresses["alloc"]
+        with ControlClient(address, Done, key=half, deadline_s=GUARD_S) as client:
+            for _ in range(2):  # the second over a connection of its own
+                with pytest.raises(NotAvailable, match="give both sides the same key"):
+                    client.call(CommitRequest("bad"))
+        assert server.num_unadmitted >= 2
+        with Calls(half) as calls:
+            answers: list[Any] = []
+            line = calls.open(address, Done)
+            line.start(CommitRequest("bad"), deadline_s=GUARD_S, on_answer=answers.append)
+            while not answers:
+                calls.run(GUARD_S)
+        assert isinstance(answers[0], NotAvailable)
+        assert "does not admit this key" in str(answers[0])
+
+
+def test_a_client_calls_again_after_a_foreign_greeting(key: SharedKey) -> None:
+    """libzmq gives up the connection to what is no ZMTP peer; the next call makes another."""
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        port = foreign.getsockname()[1]
+        with ControlClient(f"tcp://127.0.0.1:{port}", Done, key=key) as client:
+            greeter = threading.Thread(target=greet, args=(foreign,))
+            greeter.start()
+            with pytest.raises(ControlTimeout, match="nothing was sent"):
+                client.call(CommitRequest("r"), deadline_s=0.5)
+            foreign.close()
+            greeter.join(GUARD_S)
+            with ControlServer(HANDLERS, ports={"alloc": port}, key=key):
+                assert client.call(CommitRequest("r"), deadline_s=GUARD_S) == Done("r")
+
+
+def greet(listener: socket.socket) -> None:
+    """As sshd does, to whoever comes first."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
+        connection.recv(1024)
 
 
 def test_a_client_with_a_key_does_not_talk_to_a_server_without(key: SharedKey) -> None:
@@ -235,6 +280,7 @@ def test_a_libzmq_without_curve_is_named(monkeypatch: pytest.MonkeyPatch, key: S
 _OPTIMIZED = """
 import sys, zmq
 from kvxfer.control import *
+from kvxfer.errors import KvxferError
 assert False, "asserts run"
 key = SharedKey.read(sys.argv[1])
 with ControlServer({"a": {CommitRequest: lambda m: Done(m.request_id)}}, key=key) as server:
@@ -243,10 +289,10 @@ with ControlServer({"a": {CommitRequest: lambda m: Done(m.request_id)}}, key=key
             public, secret = zmq.curve_keypair()
             dealer.curve_serverkey, dealer.curve_publickey = key._public, public
             dealer.curve_secretkey = secret
-    with ControlClient(server.addresses["a"], Done, key=Half(), deadline_s=0.5) as client:
+    with ControlClient(server.addresses["a"], Done, key=Half(), deadline_s=9.0) as client:
         try:
             client.call(CommitRequest("bad"))
-        except TimeoutError as error:
+        except KvxferError as error:
             print("refused", server.num_unadmitted > 0)
 """
 

@@ -11,7 +11,7 @@ from kvxfer.layout import DTYPE_BYTES, KVLayout, ToFp8, require_compatible
 
 LAYOUT = KVLayout(2, 1, head_dim=8)
 SAME = {"num_layers", "num_kv_heads", "head_dim", "dtype", "windows"}
-BRIDGED = {"block_size", "order", "kv"}
+BRIDGED = {"block_size", "order", "kv", "groups"}
 
 
 def changed(**changes: object) -> KVLayout:
@@ -30,6 +30,10 @@ def test_every_field_is_either_bridged_or_must_agree() -> None:
 def test_orders_kinds_and_block_sizes_are_bridged() -> None:
     for kv, order, block_size in product(KINDS, ORDERS, (1, 16, 48)):
         require_compatible(LAYOUT, changed(kv=kv, order=order, block_size=block_size))
+
+
+def test_groups_of_layers_are_bridged() -> None:
+    require_compatible(LAYOUT, changed(groups=(0, 1)))
 
 
 @pytest.mark.parametrize(

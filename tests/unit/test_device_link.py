@@ -23,6 +23,8 @@ EMPTY = CopyPlan(
 class FakeCopier:
     """Notes what it is asked, and fails as it is told."""
 
+    MAX_IN_FLIGHT = _core.DeviceCopier.MAX_IN_FLIGHT
+
     def __init__(self, *_: object) -> None:
         self.sequences: list[int] = []
         self.timeouts_s: list[float] = []
@@ -73,6 +75,31 @@ def test_a_refused_post_does_not_count(link: DeviceLink, error: Exception) -> No
     with pytest.raises(type(error), match="no"):
         link.post(EMPTY, Op.PUT)
     copier_of(link).post_error = None
+    assert link.post(EMPTY, Op.PUT).sequence == 1
+
+
+def test_a_link_is_full_while_its_oldest_copy_is_in_flight(link: DeviceLink) -> None:
+    copier = copier_of(link)
+    copier.done = False
+    for _ in range(copier.MAX_IN_FLIGHT):
+        assert not link.is_full
+        link.post(EMPTY, Op.PUT)
+    assert link.is_full
+    copier.done = True
+    assert not link.is_full
+    assert set(copier.timeouts_s) == {0.0}
+
+
+def test_a_stream_that_cannot_be_marked_leaves_no_gap_in_the_numbers(
+    link: DeviceLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: int, after: object) -> None:
+        raise InvalidUsage(f"no stream {after} of GPU {device}")
+
+    monkeypatch.setattr(device_copy, "mark", refuse)
+    with pytest.raises(InvalidUsage, match="no stream 7 of GPU 0"):
+        link.post(EMPTY, Op.PUT, after=7)
+    monkeypatch.undo()
     assert link.post(EMPTY, Op.PUT).sequence == 1
 
 

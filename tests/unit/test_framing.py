@@ -18,6 +18,7 @@ LAYOUT = LayoutSpec(
     order="nhd",
     kv="split",
     windows=[],
+    groups=[],
 )
 RANK = RankSpec(tp_size=1, tp_rank=0, pp_size=1, pp_rank=0, layers=None)
 OTHERS = {
@@ -29,6 +30,7 @@ OTHERS = {
     "order": "hnd",
     "kv": "latent",
     "windows": [0, 4096],
+    "groups": [0, 1],
 }
 
 
@@ -53,7 +55,7 @@ def test_a_limit_is_always_one_that_is_accepted(left_s: float, limit_ms: int) ->
 @pytest.mark.parametrize(
     ("frames", "text"),
     [
-        ([HEAD, BODY], "frames of 6, .* bytes; version 3 has a head, a body and 4 bytes"),
+        ([HEAD, BODY], "frames of 6, .* bytes; version 4 has a head, a body and 4 bytes"),
         ([HEAD], "frames of 6 bytes"),
         ([HEAD, BODY, b""], "limit_ms"),
         ([HEAD, BODY, limit(1) + b"x"], "limit_ms"),
@@ -71,7 +73,7 @@ def test_requests_that_are_refused(frames: list[bytes], text: str) -> None:
 
 def test_the_version_is_judged_before_all_else() -> None:
     for rest in ([], [b"\xc1"], [b"a", b"b", b"c", b"d"]):
-        with pytest.raises(ProtocolMismatch, match="version 9, this side 3"):
+        with pytest.raises(ProtocolMismatch, match="version 9, this side 4"):
             framing.decode_request([b"KVXF\x00\x09", *rest], (Done,))
 
 
@@ -109,7 +111,7 @@ def test_the_hash_is_filled_in_and_travels(make: type[InitRequest]) -> None:
 
 def test_the_hash_is_what_it_was() -> None:
     """It is part of the protocol: another value is another `PROTOCOL_VERSION`."""
-    assert LAYOUT.hash == "f78018b1285a579f"
+    assert LAYOUT.hash == "903401a5dcc32a52"
 
 
 def test_every_field_of_the_layout_counts() -> None:

@@ -1,6 +1,7 @@
 """One rank's cache: which arrays make one, where its planes lie, and what is refused why."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,59 @@ def test_one_array_for_two_layers_is_refused() -> None:
         start = f"{first.ctypes.data:#x}"
         for part in (f"arrays 0 and 2 both start at {start}", "memory of its own"):
             assert part in str(caught.value)
+
+
+def grouped(*groups: int, kv: str = "split") -> KVLayout:
+    return replace(layout(kv, num_layers=len(groups)), groups=groups)
+
+
+def test_layers_of_different_groups_may_share_memory_which_is_registered_once() -> None:
+    first, second = arrays(2, 2 * NUM_BLOCKS * 64)
+    with KVCache(grouped(0, 1, 0, 2), [first, second, second, second]) as cache:
+        assert [one.buffer.address for one in cache.registrations] == [
+            first.ctypes.data,
+            second.ctypes.data,
+        ]
+        size = NUM_BLOCKS * 64
+        assert cache.planes == [(0, 0), (0, size), *[(1, 0), (1, size)] * 3]
+        starts = [first.ctypes.data, *[second.ctypes.data] * 3]
+        assert cache.view.addresses.tolist() == [[start, start + size] for start in starts]
+        assert cache.num_blocks == NUM_BLOCKS
+    register(second[:64]).close()  # nothing is left registered
+
+
+def test_planes_of_different_groups_may_share_memory_too() -> None:
+    k, v = arrays(2, NUM_BLOCKS * 64)
+    with KVCache(grouped(0, 1), [k, v, v, k]) as cache:
+        assert cache.planes == [(0, 0), (1, 0), (1, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "order", "pair"),
+    [((0, 1, 0), (0, 1, 0), "0 and 2"), ((0, 1, 1), (0, 1, 1), "1 and 2"), ((), (0, 0), "0 and 1")],
+)
+def test_layers_of_one_group_may_not_share_memory(
+    groups: tuple[int, ...], order: tuple[int, ...], pair: str
+) -> None:
+    made = arrays(2, 2 * NUM_BLOCKS * 64)
+    model = grouped(*groups) if groups else layout(num_layers=2)
+    with pytest.raises(InvalidUsage, match=f"arrays {pair} both start at .* of a group memory of"):
+        KVCache(model, [made[index] for index in order])
+
+
+def test_one_array_of_both_planes_of_a_layer_is_refused() -> None:
+    k, v = arrays(2, NUM_BLOCKS * 64)
+    with pytest.raises(InvalidUsage, match="arrays 0 and 1 both start at"):
+        KVCache(grouped(0, 1), [k, k, v, v])
+
+
+def test_a_rank_goes_by_the_groups_of_its_own_layers() -> None:
+    shared, own = arrays(2, 2 * NUM_BLOCKS * 64)
+    model = grouped(0, 0, 0, 1)
+    KVCache(model, [shared, shared], rank=TPLayout(pp_size=2, pp_rank=1)).close()
+    with pytest.raises(InvalidUsage, match="arrays 0 and 1 both start at"):
+        KVCache(model, [shared, shared], rank=TPLayout(pp_size=2, pp_rank=0))
+    KVCache(model, [shared, own], rank=TPLayout(pp_size=2, pp_rank=0)).close()
 
 
 def test_arrays_that_overlap_are_refused_and_leave_nothing_registered() -> None:

@@ -1,5 +1,6 @@
 """Control messages: round trips, bounds, versions, and bytes that nobody should trust."""
 
+import itertools
 import pickle
 import random
 import struct
@@ -22,6 +23,7 @@ LAYOUT = m.LayoutSpec(
     order="nhd",
     kv="split",
     windows=[0, 4096],
+    groups=[0, 1],
 )
 RANK = m.RankSpec(tp_size=6, tp_rank=5, pp_size=2, pp_rank=0, layers=(0, 1))
 REPLY = m.InitReply(
@@ -38,7 +40,11 @@ REPLY = m.InitReply(
     regions=[b"\x00a", b"b"],
     board=b"flags",
 )
-GRANT = m.ReserveReply(request_id="r", state="granted", block_ids=[17, 4, 1 << 40])
+GRANT = m.ReserveReply(
+    request_id="r",
+    state="granted",
+    tables=[m.TableSpec([17, 4, 1 << 40]), m.TableSpec([], 32), m.TableSpec([5], 16)],
+)
 ALL = [
     m.InitRequest(
         incarnation="p-1", layout=LAYOUT, rank=RANK, transports=["nvlink", "shm"], converts=True
@@ -90,7 +96,7 @@ def test_head_is_magic_and_version() -> None:
 
 def test_other_version_is_named_before_the_body_is_read() -> None:
     head = b"KVXF" + struct.pack(">H", 513)
-    with pytest.raises(ProtocolMismatch, match=r"version 513, this side 3\b"):
+    with pytest.raises(ProtocolMismatch, match=r"version 513, this side 4\b"):
         framing.decode([head, b"\xc1 not msgpack"], TYPES)
     with pytest.raises(ProtocolMismatch, match="version 513"):
         framing.decode([head, b"a", b"frame of the future"], TYPES)
@@ -103,12 +109,12 @@ def test_other_version_is_named_before_the_body_is_read() -> None:
         [b""],
         [b"KVXF"],
         [b"KVXF\x00"],
-        [b"KVXF\x00\x03\x00", b"\x80"],
+        [b"KVXF\x00\x04\x00", b"\x80"],
         [b"GET / HTTP/1.1\r\n", b""],
         [pickle.dumps({"type": "done", "request_id": "x"})],
         [b"KVXF\x00\x01", b"\x80"],
-        [b"KVXF\x00\x03"],
-        [b"KVXF\x00\x03", b"\x80", b"\x80"],
+        [b"KVXF\x00\x04"],
+        [b"KVXF\x00\x04", b"\x80", b"\x80"],
     ],
 )
 def test_wrong_frames(frames: list[bytes]) -> None:
@@ -154,12 +160,23 @@ def test_unknown_fields_are_ignored_and_unknown_types_are_not() -> None:
         (ALL[2], {"num_blocks": (1 << 20) + 1}),
         (ALL[2], {"num_blocks": True}),
         (ALL[2], {"epoch": -1}),
-        (GRANT, {"block_ids": [-1]}),
-        (GRANT, {"block_ids": [1 << 63]}),
-        (GRANT, {"block_ids": [1.0]}),
-        (GRANT, {"block_ids": [3, 4, 3]}),
-        (GRANT, {"first_token": -1}),
-        (GRANT, {"block_ids": list(range((1 << 20) + 1))}),
+        (ALL[0], {"layout": {**fields_of(LAYOUT), "groups": [256]}}),
+        (ALL[0], {"layout": {**fields_of(LAYOUT), "groups": [-1]}}),
+        (ALL[0], {"layout": {**fields_of(LAYOUT), "groups": [0] * 65537}}),
+        (ALL[0], {"layout": {**fields_of(LAYOUT), "groups": None}}),
+        (GRANT, {"tables": [[[-1], 0]]}),
+        (GRANT, {"tables": [[[1 << 63], 0]]}),
+        (GRANT, {"tables": [[[1.0], 0]]}),
+        (GRANT, {"tables": [[[3, 4, 3], 0]]}),
+        (GRANT, {"tables": [[[3, 4], 0], [[], 0], [[5, 3], 0]]}),
+        (GRANT, {"tables": [[[3], -1]]}),
+        (GRANT, {"tables": [[[3], 1 << 63]]}),
+        (GRANT, {"tables": [[3, 4]]}),
+        (GRANT, {"tables": [[]]}),
+        (GRANT, {"tables": []}),
+        (GRANT, {"tables": [[[], 0]] * 257}),
+        (GRANT, {"tables": [[list(range((1 << 20) + 1)), 0]]}),
+        (GRANT, {"tables": [[list(range(1 << 20)), 0], [[1 << 20], 0]]}),
         (GRANT, {"state": "wait"}),
         (GRANT, {"state": "maybe"}),
         (GRANT, {"retry_after_s": float("nan")}),
@@ -203,8 +220,10 @@ def test_a_cache_may_end_at_the_limit_and_not_behind_it() -> None:
 
 
 def test_limits_themselves_decode() -> None:
-    largest = m.ReserveReply(request_id="r", state="granted", block_ids=list(range(1 << 20)))
-    assert framing.decode(framing.encode(largest), m.ReserveReply) == largest
+    for ends in ([0, 1 << 20], [0, *range(1, 256), 1 << 20]):
+        tables = [m.TableSpec(list(range(*pair))) for pair in itertools.pairwise(ends)]
+        largest = m.ReserveReply(request_id="r", state="granted", tables=tables)
+        assert framing.decode(framing.encode(largest), m.ReserveReply) == largest
     wide = msgspec.structs.replace(REPLY, planes=[m.PlaneSpec(1, 1 << 40)] * 65536)
     assert framing.decode(framing.encode(wide), m.InitReply) == wide
 
@@ -215,7 +234,14 @@ def test_two_field_checks_hold_where_a_message_is_built() -> None:
     with pytest.raises(InvalidUsage, match=r"planes\[0\] .* heads 1152921504606846976, ends past"):
         msgspec.structs.replace(REPLY, head_stride_bytes=1 << 60)
     with pytest.raises(InvalidUsage, match="3 block ids hold 2 distinct"):
-        m.ReserveReply(request_id="r", state="granted", block_ids=[1, 2, 1])
+        m.ReserveReply(
+            request_id="r", state="granted", tables=[m.TableSpec([1, 2]), m.TableSpec([1])]
+        )
+    halves = [m.TableSpec(list(range(*ends))) for ends in ((0, 1 << 19), (1 << 19, 1 + (1 << 20)))]
+    with pytest.raises(InvalidUsage, match="1048577 block ids in all tables; use at most 1048576"):
+        m.ReserveReply(request_id="r", state="granted", tables=halves)
+    with pytest.raises(InvalidUsage, match="'refused' with 1 block tables"):
+        m.ReserveReply(request_id="r", state="refused", tables=[m.TableSpec([])])
 
 
 def test_deep_nesting_is_refused_or_skipped_and_never_crashes() -> None:
@@ -232,7 +258,8 @@ def test_deep_nesting_is_refused_or_skipped_and_never_crashes() -> None:
 def test_counts_larger_than_the_payload_do_not_allocate() -> None:
     head = framing.encode(m.Done("x"))[0]
     for count in (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"):
-        for body in (count, b"\x82\xa4type\xadreserve_reply\xa9block_ids" + count):
+        tables = b"\x82\xa4type\xadreserve_reply\xa6tables"
+        for body in (count, tables + count, tables + b"\x91\x92" + count):
             with pytest.raises(ProtocolMismatch):
                 framing.decode([head, body], TYPES)
 
@@ -300,7 +327,10 @@ def test_arbitrary_frames(frames: list[bytes]) -> None:
 @given(
     st.text(st.characters(codec="utf-8"), min_size=1, max_size=256),
     st.lists(st.integers(0, (1 << 63) - 1), min_size=1, unique=True),
+    st.integers(1, 5),
 )
-def test_round_trip_of_any_grant(request_id: str, block_ids: list[int]) -> None:
-    message = m.ReserveReply(request_id=request_id, state="granted", block_ids=block_ids)
+def test_round_trip_of_any_grant(request_id: str, block_ids: list[int], num_tables: int) -> None:
+    tables = [m.TableSpec(block_ids[turn::num_tables], turn) for turn in range(num_tables)]
+    message = m.ReserveReply(request_id=request_id, state="granted", tables=tables)
+    assert sorted(message.block_ids) == sorted(block_ids)
     assert framing.decode(framing.encode(message), TYPES) == message

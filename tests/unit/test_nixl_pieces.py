@@ -1,5 +1,6 @@
 """Plans cut into pieces for the slots of `nixl`: the same bytes, and nothing outside regions."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from kvxfer.errors import InvalidUsage, ProtocolMismatch
 from kvxfer.layout import CopyPlan
 from kvxfer.layout.copy_plan import CopyBox
 from kvxfer.transport.host_copy import plan_tables
-from kvxfer.transport.nixl import pieces
+from kvxfer.transport.nixl import pieces, wire
 
 MEMORY_BYTES = 1 << 20
 TINY_SLOT_BYTES = 256
@@ -68,9 +69,9 @@ def run(plan: CopyPlan) -> None:
     _core.paged_copy_host(pool(1), plan_tables(plan), False)
 
 
-def sent(plan: CopyPlan) -> CopyPlan:
-    """A plan as the far side reads it."""
-    return pieces.decode_tables(pieces.encode_tables(plan))
+def sent(piece: pieces.Piece, *, source: bool) -> pieces.Piece:
+    """Half a piece as the far side reads it."""
+    return pieces.decode_half(pieces.encode_half(piece, source=source), source=source)
 
 
 @settings(max_examples=150, deadline=None)
@@ -86,12 +87,9 @@ def test_pieces_move_what_the_plan_moves(seed: int, conversion: str, max_bytes: 
     for piece in pieces.cut(case.plan, case.plan.boxes, max_bytes):
         assert piece.wire_bytes <= max_bytes
         slot = np.zeros(piece.wire_bytes, np.uint8)
-        run(sent(piece.gather(slot.ctypes.data)))
-        run(sent(piece.scatter(slot.ctypes.data)))
+        run(sent(piece, source=True).gather(slot.ctypes.data))
+        run(sent(piece, source=False).scatter(slot.ctypes.data))
         num_bytes += piece.wire_bytes
-        for with_scales, plan in ((True, piece.gather(0)), (False, piece.scatter(0))):
-            table_bytes = piece.table_bytes(with_scales=with_scales)
-            assert table_bytes == len(pieces.encode_tables(plan)) <= pieces.TABLE_BYTES
     assert np.array_equal(case.target, expected)
     assert num_bytes == case.plan.total_bytes
 
@@ -145,14 +143,75 @@ def test_boxes_that_reach_beyond_memory_are_not_inside(name: str) -> None:
     assert not pieces.is_inside(plan, box, source=False, regions=everything)
 
 
-def test_tables_of_other_lengths_are_refused() -> None:
-    data = pieces.encode_tables(Case(3, "bfloat16").plan)
+def whole_piece(seed: int, conversion: str) -> pieces.Piece:
+    """One random box in one piece."""
+    plan = Case(seed, conversion).plan
+    (piece,) = pieces.cut(plan, plan.boxes, 1 << 30)
+    return piece
+
+
+@pytest.mark.parametrize("source", [True, False])
+def test_halves_of_other_lengths_are_refused(source: bool) -> None:
+    data = pieces.encode_half(whole_piece(3, "bfloat16"), source=source)
     for wrong in (b"", data[:10], data[:-1], data + b"\0", b"\xff" * len(data)):
-        with pytest.raises(ProtocolMismatch, match="are not a piece's tables"):
-            pieces.decode_tables(wrong)
+        with pytest.raises(ProtocolMismatch, match="are not half a piece"):
+            pieces.decode_half(wrong, source=source)
     head = data[:12] + b"\x07" + data[13:]
     with pytest.raises(ProtocolMismatch, match="conversion 7"):
-        pieces.decode_tables(head)
+        pieces.decode_half(head, source=source)
+
+
+BAD_BOXES = {
+    "planes that are not there": {"num_planes": 99},
+    "segments that are not there": {"num_segments": 1 << 40},
+    "a part of the planes": {"first_plane": 1},
+    "a part of the segments": {"first_segment": 1 << 62},
+    "no rows": {"inner_count": 0},
+    "empty rows": {"run_bytes": 0},
+}
+
+
+@pytest.mark.parametrize("name", BAD_BOXES)
+def test_a_half_whose_box_does_not_fit_its_tables_is_refused(name: str) -> None:
+    piece = whole_piece(3, "none")
+    fields: dict[str, Any] = BAD_BOXES[name]
+    wrong = replace(piece, box=piece.box._replace(**fields))
+    data = pieces.encode_half(wrong, source=True)
+    with pytest.raises(ProtocolMismatch, match="are not half a piece: a box"):
+        pieces.decode_half(data, source=True)
+
+
+def test_scales_beyond_their_table_are_refused_by_the_core() -> None:
+    piece = whole_piece(3, "bfloat16")
+    wrong = replace(piece, box=piece.box._replace(first_scale=1 << 20))
+    slot = np.zeros(piece.wire_bytes, np.uint8)
+    with pytest.raises(InvalidUsage, match="scale"):
+        run(sent(wrong, source=True).gather(slot.ctypes.data))
+
+
+def test_halves_of_the_longest_pieces_fit_a_message() -> None:
+    num_planes, num_segments = 1500, 9000
+    page_bytes = 64
+    plan = CopyPlan(
+        np.zeros(num_planes, np.uint64),
+        np.zeros(num_planes, np.uint64),
+        segments=np.zeros((num_segments, 4), np.uint32),
+        boxes=(
+            CopyBox(
+                *(0, num_planes, 0, num_segments, page_bytes, page_bytes // 2, 0, 0),
+                *(2, 32, 16, 1, 0, 0, 32, 0, 2, 1, 0),
+            ),
+        ),
+        inverse_scales=np.ones(2 * num_planes, np.float32),
+        conversion="bfloat16",
+    )
+    total = 0
+    for piece in pieces.cut(plan, plan.boxes, 1 << 30):
+        for source in (True, False):
+            assert len(pieces.encode_half(piece, source=source)) <= pieces.TABLE_BYTES
+        total += piece.wire_bytes
+    assert total == plan.total_bytes
+    assert pieces.TABLE_BYTES < wire.MAX_MESSAGE_BYTES
 
 
 def test_indices_beyond_the_tables_are_refused_by_the_core() -> None:

@@ -17,7 +17,7 @@ from kvxfer.sweep.agent_process import AgentProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 LIGHT = {"numpy", "pyzmq", "msgspec", "rich", "nvidia-ml-py"}
-EXTRAS = {"bench", "cupy", "dev", "nixl", "test", "torch", "ucx"}
+EXTRAS = {"bench", "cupy", "demo", "dev", "nixl", "pd", "report", "test", "torch", "ucx"}
 HEAVY = {"torch", "cupy", "nixl", "vllm", "lmcache", "numpy", "zmq", "pynvml", "rich"}
 
 

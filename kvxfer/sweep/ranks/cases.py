@@ -12,6 +12,7 @@ from kvxfer.sweep.cases import (
     LayoutChoice,
     RankOptions,
     SweepOptions,
+    is_on_device,
     memories_of,
     pool_blocks,
     require_checkable,
@@ -136,7 +137,7 @@ def expand_rank_cases(options: SweepOptions, *, transport: str) -> list[RankCase
         for model, layouts in _shapes(options, ranks)
         for num_tokens in options.tokens
         for order in orders
-        for num_sms in (options.sms if transport == "nvlink" else (0,))
+        for num_sms in (options.sms if is_on_device(options, transport) else (0,))
         for pp in ranks.pp
         for tp in ranks.tp
     ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.layout import require_compatible
 from kvxfer.sweep.case_run import CaseRun
-from kvxfer.sweep.cases import SweepOptions, require_checkable
+from kvxfer.sweep.cases import SweepOptions, is_on_device, require_checkable
 from kvxfer.sweep.describe import describe_layout
 from kvxfer.sweep.messages import MAX_RANKS
 from kvxfer.sweep.paths import choose_rank_devices, resolve_sms
@@ -33,7 +33,7 @@ class RankSweepRun(CaseRun[RankCase]):
         """
         super().__init__(options)
         self._devices = _HOST
-        if self._transport == "nvlink":
+        if is_on_device(options, self._transport):
             self._devices = choose_rank_devices(options.rank_devices)
             sources, destinations = self._devices
             options = replace(options, sms=resolve_sms(options.sms, sources + destinations))

@@ -1,22 +1,19 @@
 """One NIXL agent of this process: its memory, the agents that it knows, and what they say."""
 
-import functools
 import hashlib
-import importlib
-import logging
-import os
 import threading
-import time
 import uuid
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvxfer import _core
 from kvxfer.errors import NotAvailable, PeerLost, ProtocolMismatch, RegistrationError
+from kvxfer.transport.nixl.api import load_api
+from kvxfer.transport.nixl.memory import HOST_DEVICE, Range, Rows, segment_of
+from kvxfer.transport.nixl.waiting import Mailbox
 from kvxfer.transport.nixl.wire import (
     ID_BYTES,
     MAX_METADATA_BYTES,
@@ -25,71 +22,9 @@ from kvxfer.transport.nixl.wire import (
     decode,
 )
 
-# The meta package, then what it stands for.
-_MODULES = ("nixl", "nixl_cu13", "nixl_cu12")
-_DRAM = "DRAM"
 _OWN = "NIXL_INIT_AGENT"
-_MAX_MAIL = 4096
 _PART_S = 0.05
 _PART_ROUNDS = 20
-
-Range = tuple[int, int]  # address, length in bytes
-
-
-@functools.cache
-def load_api() -> Any:
-    """NIXL's Python API.
-
-    Raises:
-        NotAvailable: it is not installed, or does not load.
-    """
-    failure = ""
-    for name in _MODULES:
-        try:
-            with _own_logging():
-                return importlib.import_module(f"{name}._api")
-        except ImportError as error:
-            if error.name != name:
-                failure = str(error)
-    if failure:
-        raise NotAvailable(f"NIXL cannot be imported: {failure}")
-    raise NotAvailable("NIXL is not installed; pip install nixl-cu13")
-
-
-@contextmanager
-def _own_logging() -> Iterator[None]:
-    """Undo what NIXL does to `logging`: what it says goes to standard output, which is not ours."""
-    raises = logging.raiseExceptions
-    had_handlers = bool(logging.getLogger("nixl").handlers)
-    try:
-        yield
-    finally:
-        logging.raiseExceptions = raises
-        if not had_handlers:
-            logger = logging.getLogger("nixl")
-            logger.handlers.clear()
-            logger.propagate = True
-
-
-class Mailbox:
-    """What one reader of an agent has been sent, and a way to wake it."""
-
-    def __init__(self) -> None:
-        self._mail: deque[tuple[str, Message]] = deque(maxlen=_MAX_MAIL)
-        self.is_filled = threading.Event()
-
-    def put(self, sender: str, message: Message) -> None:
-        """Add a message; the oldest goes where nobody reads."""
-        self._mail.append((sender, message))
-        self.is_filled.set()
-
-    def take(self) -> tuple[str, Message] | None:
-        """The oldest message; None for none."""
-        try:
-            return self._mail.popleft()
-        except IndexError:
-            self.is_filled.clear()
-            return None
 
 
 class Agent:
@@ -98,75 +33,94 @@ class Agent:
     NIXL's own progress thread spins even when idle, so that whoever waits calls :meth:`pump`.
     """
 
-    def __init__(self, backend: str, params: Mapping[str, str]) -> None:
+    def __init__(self, backend: str, params: Mapping[str, str], device: int = HOST_DEVICE) -> None:
         """Start it.
+
+        Args:
+            backend: the plug-in.
+            params: of it.
+            device: the CUDA device whose memory is moved; -1 where it is host memory alone.
 
         Raises:
             NotAvailable: NIXL has no such plug-in, or it does not start.
         """
         api = load_api()
         self.name = f"kvxfer-{uuid.uuid4().hex}"
-        self.backend = backend
+        self.backend, self.device = backend, device
         self.mail = Mailbox()  # of no connection that was posted from here
         self._api = api
         self._lock = threading.RLock()
+        # UCX offers no path to a GPU's memory to a thread that has no context of it.
+        self._context = None if device < 0 else _core.DeviceContext(device)
         self._boxes: dict[bytes, Mailbox] = {}
         self._known: dict[str, set[bytes]] = {}
         self._memory: dict[Range, tuple[Any, int]] = {}
         config = api.nixl_agent_config(enable_prog_thread=False, backends=[])
+        with self._entered():
+            self._agent: Any = self._start(api, config, params)
+
+    def _start(self, api: Any, config: Any, params: Mapping[str, str]) -> Any:
+        backend = self.backend
         try:
-            self._agent: Any = api.nixl_agent(self.name, config)
-            if backend not in self._agent.get_plugin_list():
+            agent = api.nixl_agent(self.name, config)
+            if backend not in agent.get_plugin_list():
                 raise NotAvailable(
                     f"NIXL has no plug-in {backend!r} here; it has "
-                    f"{', '.join(self._agent.get_plugin_list())}"
+                    f"{', '.join(agent.get_plugin_list())}"
                 )
-            self._agent.create_backend(backend, dict(params))
+            agent.create_backend(backend, dict(params))
         except NotAvailable:
             raise
         except Exception as error:  # NIXL's bindings have exceptions of their own
             raise NotAvailable(f"NIXL does not start {backend} with {params}: {error}") from error
+        return agent
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """The lock of the agent, and the GPU's context."""
+        with self._lock:
+            if self._context is None:
+                yield
+                return
+            self._context.enter()
+            try:
+                yield
+            finally:
+                self._context.leave()
 
     # Memory.
 
     def register(self, memory: Range) -> None:
-        """Let transfers use a range of host memory; as often as :meth:`deregister` ends it.
+        """Let transfers use a range of memory; as often as :meth:`deregister` ends it.
 
         Raises:
             RegistrationError: NIXL refuses it.
         """
-        with self._lock:
+        row = (memory.address, memory.num_bytes, max(memory.device, 0), "")
+        with self._entered():
             listed, count = self._memory.get(memory, (None, 0))
             if count == 0:
                 try:
-                    listed = self._agent.register_memory([(*memory, 0, "")], _DRAM)
+                    listed = self._agent.register_memory([row], segment_of(memory.device))
                 except Exception as error:
                     raise RegistrationError(
-                        f"NIXL does not register {memory[1]} bytes at {memory[0]:#x}: {error}"
+                        f"NIXL does not register {memory.num_bytes} bytes at {memory.address:#x}: "
+                        f"{error}"
                     ) from error
             self._memory[memory] = (listed, count + 1)
 
     def deregister(self, memory: Range) -> None:
         """End one :meth:`register`."""
-        with self._lock:
+        with self._entered():
             listed, count = self._memory.pop(memory)
             if count > 1:
                 self._memory[memory] = (listed, count - 1)
             else:
                 self._agent.deregister_memory(listed)
 
-    def holds(self, memory: Range) -> bool:
-        """Whether a registered range has all of it."""
-        address, num_bytes = memory
-        with self._lock:
-            return any(
-                begin <= address and address + num_bytes <= begin + length
-                for begin, length in self._memory
-            )
-
     def metadata(self, memory: Range | None = None) -> bytes:
         """How others reach this agent and one registered range."""
-        with self._lock:
+        with self._entered():
             if memory is None:
                 listed = self._api.nixlBind.nixlRegDList(self._api.nixlBind.DRAM_SEG)
             else:
@@ -183,7 +137,7 @@ class Agent:
             ProtocolMismatch: it is another's, or not NIXL's.
         """
         digest = hashlib.blake2b(metadata, digest_size=16).digest()
-        with self._lock:
+        with self._entered():
             if digest in self._known.get(name, ()):
                 return
             if len(metadata) > MAX_METADATA_BYTES:
@@ -201,7 +155,7 @@ class Agent:
 
     def forget(self, name: str) -> None:
         """Drop an agent that has ended: between two that go on, NIXL would keep sockets."""
-        with self._lock:
+        with self._entered():
             if self._known.pop(name, None) is not None:
                 try:
                     self._agent.remove_remote_agent(name)
@@ -214,7 +168,7 @@ class Agent:
         Raises:
             PeerLost: the other agent is gone.
         """
-        with self._lock, _lost(name):
+        with self._entered(), _lost(name):
             self._agent.send_notif(name, message.encode())
 
     # Reading.
@@ -242,7 +196,8 @@ class Agent:
         try:
             if self._agent is None:
                 raise PeerLost("this side's NIXL agent is closed; connect again")
-            found = self._agent.get_new_notifs()
+            with self._entered():
+                found = self._agent.get_new_notifs()
         finally:
             self._lock.release()
         for sender, notifs in found.items():
@@ -262,20 +217,18 @@ class Agent:
 
     # Transfers.
 
-    def prepare(
-        self, op: str, near: NDArray[np.uint64], name: str, far: NDArray[np.uint64]
-    ) -> "Prepared":
-        """A transfer from or to rows of ``[n, 3]``: address, length, 0.
+    def prepare(self, op: str, near: Rows, name: str, far: Rows) -> "Prepared":
+        """A transfer between as many rows here as at the other agent, in their order.
 
         Raises:
             PeerLost: the other agent is gone, or holds no such memory.
         """
-        with self._lock, _lost(name):
+        with self._entered(), _lost(name):
             lists = (
-                self._agent.prep_xfer_dlist(_OWN, near, _DRAM, [self.backend]),
-                self._agent.prep_xfer_dlist(name, far, _DRAM, [self.backend]),
+                self._agent.prep_xfer_dlist(_OWN, near.table(), near.segment, [self.backend]),
+                self._agent.prep_xfer_dlist(name, far.table(), far.segment, [self.backend]),
             )
-            every = np.arange(len(near), dtype=np.int32)
+            every = np.arange(near.addresses.size, dtype=np.int32)
             handle = self._agent.make_prepped_xfer(
                 op, lists[0], every, lists[1], every, b"", [self.backend]
             )
@@ -283,7 +236,7 @@ class Agent:
 
     def close(self) -> None:
         """Tell the others, and end; what was prepared must have been released."""
-        with self._lock:
+        with self._entered():
             agent = self._agent
             if agent is None:
                 return
@@ -311,7 +264,7 @@ class Prepared:
 
     def post(self, message: Message | None = None) -> None:
         """Start it; ``message`` arrives once the bytes are visible at the far side."""
-        with self._agent._lock, _lost(self._name):
+        with self._agent._entered(), _lost(self._name):
             data = b"" if message is None else message.encode()
             self._state = self._agent._agent.transfer(self._handle, data)
         self._require_sound()
@@ -323,7 +276,7 @@ class Prepared:
             PeerLost: it failed.
         """
         if self._state == "PROC":
-            with self._agent._lock, _lost(self._name):
+            with self._agent._entered(), _lost(self._name):
                 self._state = self._agent._agent.check_xfer_state(self._handle)
             self._require_sound()
         return self._state == "DONE"
@@ -334,7 +287,7 @@ class Prepared:
 
     def release(self) -> bool:
         """Give it back; False where NIXL still works on it, and its memory must stay."""
-        with self._agent._lock:
+        with self._agent._entered():
             try:
                 self._agent._agent.release_xfer_handle(self._handle)
                 for one in self._lists:
@@ -342,26 +295,6 @@ class Prepared:
             except Exception:
                 return False
         return True
-
-
-class Pause:
-    """Waits between two looks, longer the longer nothing has happened."""
-
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s
-        self._since = time.perf_counter()
-
-    def reset(self) -> None:
-        """Something has happened."""
-        self._since = time.perf_counter()
-
-    def wait(self, longest_s: float | None = None) -> None:
-        """Give the CPU away, for a while where it has been quiet."""
-        quiet_s = time.perf_counter() - self._since
-        if quiet_s < 200e-6:
-            os.sched_yield()
-        else:
-            time.sleep(min(quiet_s / 8, longest_s or self._longest_s))
 
 
 @contextmanager

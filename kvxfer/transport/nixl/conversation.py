@@ -9,7 +9,9 @@ from typing import NamedTuple
 from kvxfer import errors
 from kvxfer.errors import KvxferError, PeerLost, ProtocolMismatch, TransferTimeout
 from kvxfer.transport.nixl import wire
-from kvxfer.transport.nixl.agent import Agent, Pause, Range
+from kvxfer.transport.nixl.agent import Agent
+from kvxfer.transport.nixl.memory import Range
+from kvxfer.transport.nixl.waiting import Pause
 from kvxfer.transport.nixl.wire import Kind, Message
 from kvxfer.transport.process import ProcessWatch
 
@@ -23,13 +25,15 @@ class Far(NamedTuple):
     Attributes:
         name: of its agent.
         pid: its process.
-        regions: address and length of each.
+        regions: of its cache.
+        in_place: whether UCX moves rows from and to ``regions`` themselves.
         watch: its process, where that is one of this host.
     """
 
     name: str
     pid: int
     regions: tuple[Range, ...]
+    in_place: bool
     watch: ProcessWatch | None
 
     @property
@@ -142,11 +146,15 @@ class Conversation:
         if message is not None:
             self.require_due(message, Kind.DONE, -1)
 
-    def leave(self) -> None:
-        """Tell the peer, where there is one, and hear nothing any more."""
+    def leave(self, *, is_over: bool) -> None:
+        """Tell the peer, where there is one, and hear nothing any more.
+
+        Not where NIXL still writes to its slots: it keeps them until this process ends.
+        """
         self._agent.close_box(self.key)
         if self._far.has_ended or self._has_parted:
             self._agent.forget(self._far.name)
             return
-        with contextlib.suppress(PeerLost):
-            self.send(Kind.LEAVE)
+        if is_over:
+            with contextlib.suppress(PeerLost):
+                self.send(Kind.LEAVE)

@@ -10,16 +10,22 @@ from kvxfer.errors import InvalidUsage, KvxferError, PeerLost, ProtocolMismatch,
 from kvxfer.layout import CopyPlan
 from kvxfer.layout.copy_plan import CopyBox
 from kvxfer.transport.base import Op
-from kvxfer.transport.network_link import NetworkLink
+from kvxfer.transport.device_copy import default_num_sms
+from kvxfer.transport.network_link import Carried, NetworkLink
 from kvxfer.transport.nixl import pieces, wire
-from kvxfer.transport.nixl.agent import Agent, Range
+from kvxfer.transport.nixl.agent import Agent
 from kvxfer.transport.nixl.conversation import Conversation, Far
+from kvxfer.transport.nixl.memory import Range, Rows
+from kvxfer.transport.nixl.reach import Reach
 from kvxfer.transport.nixl.slots import ABANDONED, Slots
+from kvxfer.transport.nixl.staging import SlotShape, Staging, place_of
 from kvxfer.transport.nixl.wire import Kind
 
-# Rows of this many bytes or more travel by themselves: measured on one host, where NIXL's UCX
-# copies from process to process, and over TCP.
-_DIRECT_BYTES = {"auto": 8 << 10, "direct": 1, "staged": 1 << 63}
+# Rows of this many bytes or more travel by themselves. In host memory: measured on one host, where
+# NIXL's UCX copies from process to process, and over TCP. In device memory UCX takes some 3 us for
+# each, in which NVLink carries a mebibyte; still to be measured.
+_HOST_DIRECT_BYTES = {"auto": 8 << 10, "direct": 1, "staged": 1 << 63}
+_DEVICE_DIRECT_BYTES = _HOST_DIRECT_BYTES | {"auto": 1 << 20}
 _MAX_DESCRIPTORS = 16 << 10
 _MAX_POST_BYTES = 256 << 20
 _OPS = {Op.PUT: "WRITE", Op.GET: "READ"}
@@ -29,7 +35,6 @@ class NixlLink(NetworkLink):
     """A link between two agents."""
 
     transport = "nixl"
-    direct_bytes = _DIRECT_BYTES
 
     def __init__(
         self,
@@ -37,7 +42,9 @@ class NixlLink(NetworkLink):
         far: Far,
         hello: Callable[[], wire.Hello],
         near: Sequence[Range],
+        reach: Reach,
         *,
+        device: int,
         num_threads: int,
         stall_s: float,
         connect_s: float,
@@ -45,18 +52,33 @@ class NixlLink(NetworkLink):
     ) -> None:
         """Connect, and run ``undo`` once closed, or where that fails.
 
+        Args:
+            agent: of this side.
+            far: the peer.
+            hello: makes what this side says first.
+            near: what NIXL knows of this side's pages; rows elsewhere go through slots.
+            reach: where the slots of GPUs are.
+            device: the CUDA device of this side's pages; -1 for host memory.
+            num_threads: of this side's copies in host memory.
+            stall_s: how long a transfer may stand still.
+            connect_s: how long the peer may take to answer.
+            undo: what this link gives back.
+
         Raises:
             PeerLost: the peer is gone, or does not answer within ``connect_s``.
         """
-        super().__init__()
+        super().__init__(device, stall_s)
         self._undo = undo
         self._agent, self._far, self._near = agent, far, tuple(near)
+        self._reach = reach
+        self.direct_bytes = _DEVICE_DIRECT_BYTES if reach.name else _HOST_DIRECT_BYTES
+        self.physical_limit_gb_per_s = reach.limit_gb_per_s
         self._is_broken = self._is_closed = False
         self._talk = Conversation(agent, far, stall_s)
         self._slots: Slots | None = None
-        self.region_addresses = np.array([address for address, _ in far.regions], np.uint64)
-        self.region_bytes = [num_bytes for _, num_bytes in far.regions]
-        self.path = f"nixl {agent.backend}"
+        self.region_addresses = np.array([one.address for one in far.regions], np.uint64)
+        self.region_bytes = [one.num_bytes for one in far.regions]
+        self.path = f"nixl {agent.backend}" + (reach.name and f" by {reach.name}")
         try:
             self._talk.send(Kind.HELLO, body=msgspec.msgpack.encode(hello()))
             welcome = self._talk.hear(Kind.WELCOME, 0, connect_s)
@@ -72,12 +94,19 @@ class NixlLink(NetworkLink):
 
     def _enter(self, welcome: wire.Welcome, num_threads: int) -> None:
         self._agent.know(self._far.name, welcome.metadata)
-        self._slots = Slots(self._agent, self._far, self._talk, welcome, num_threads)
+        shape = SlotShape(welcome.num_slots, welcome.slot_bytes)
+        place = place_of(self.device, in_device=self._reach.in_device)
+        staging = Staging(self._agent, place, shape, device=self.device, num_threads=num_threads)
+        far_bytes = shape.num_slots * shape.slot_bytes
+        far_slots = Range(welcome.address, far_bytes, welcome.device)
+        self._slots = Slots(self._agent, self._far, self._talk, staging, far_slots)
         self._sequence = welcome.sequence
 
     def require_open(self) -> None:
         """Check the peer's process where it is on this host, and whether it has said farewell."""
-        if self._lock.acquire(blocking=False):  # a transfer under way sees it by itself
+        if self._is_closed:  # who leaves a peer still asks whether it lives
+            self._far.require_alive()
+        elif self._lock.acquire(blocking=False):  # a transfer under way sees it by itself
             try:
                 self._require_open()
             finally:
@@ -98,7 +127,7 @@ class NixlLink(NetworkLink):
             self._break()
             raise
 
-    def _copy(self, plan: CopyPlan, op: Op, direct_bytes: int) -> str:
+    def _copy(self, plan: CopyPlan, op: Op, direct_bytes: int, num_sms: int) -> Carried:
         self._require_open()
         direct, staged = self._share(plan, op, direct_bytes)
         number = self._sequence + 1
@@ -108,7 +137,7 @@ class NixlLink(NetworkLink):
             is_begun = True
             if staged:
                 assert self._slots is not None
-                self._slots.move(plan, op, staged, number)
+                self._slots.move(plan, op, staged, number=number, num_sms=num_sms)
             if direct:
                 self._move_direct(plan, op, direct)
             self._talk.ask(Kind.FINISH, Kind.DONE, number)
@@ -117,7 +146,18 @@ class NixlLink(NetworkLink):
             if is_begun or not isinstance(error, ProtocolMismatch):
                 self._break()
             raise
-        return f"{self.path}, {'WRITE' if op is Op.PUT else 'READ'}"
+        is_gpu = self.device >= 0 and bool(staged)
+        return Carried(
+            f"{self.path}, {_OPS[op]}{self._through(direct, staged)}",
+            (num_sms or default_num_sms(plan)) if is_gpu else 0,
+        )
+
+    def _through(self, direct: list[CopyBox], staged: list[CopyBox]) -> str:
+        """What a GPU's rows went through, for the path."""
+        if not self._reach.name or not staged:
+            return ""
+        slots = "device slots" if self._reach.in_device else "host slots"
+        return f", {slots} and rows in place" if direct else f", {slots}"
 
     def _share(
         self, plan: CopyPlan, op: Op, direct_bytes: int
@@ -134,6 +174,7 @@ class NixlLink(NetworkLink):
                     "the far side's bytes of a plan do not lie in an exported region"
                 )
             is_long = plan.conversion == "none" and box.run_bytes >= direct_bytes
+            is_long = is_long and self._far.in_place
             # What NIXL does not know here may pass through a slot.
             is_long = is_long and pieces.is_inside(
                 plan, box, source=not far_is_source, regions=self._near
@@ -144,6 +185,7 @@ class NixlLink(NetworkLink):
     # Rows in place.
 
     def _move_direct(self, plan: CopyPlan, op: Op, boxes: list[CopyBox]) -> None:
+        devices = (self.device, self._far.regions[0].device)
         for box in boxes:
             sides = (
                 pieces.runs_of(plan, box, source=op is Op.PUT),
@@ -152,12 +194,11 @@ class NixlLink(NetworkLink):
             # A post moves or has stalled as a whole, so that it must not be too long.
             count = max(1, min(_MAX_DESCRIPTORS, _MAX_POST_BYTES // box.run_bytes))
             for at in range(0, sides[0].size, count):
-                rows = []
-                for side in sides:
-                    part = side[at : at + count]
-                    rows.append(np.zeros((part.size, 3), np.uint64))
-                    rows[-1][:, 0], rows[-1][:, 1] = part, box.run_bytes
-                prepared = self._agent.prepare(_OPS[op], rows[0], self._far.name, rows[1])
+                near, far = (
+                    Rows(side[at : at + count], box.run_bytes, device)
+                    for side, device in zip(sides, devices, strict=True)
+                )
+                prepared = self._agent.prepare(_OPS[op], near, self._far.name, far)
                 try:
                     prepared.post()
                     self._talk.wait(prepared.poll)
@@ -173,9 +214,8 @@ class NixlLink(NetworkLink):
             return
         self._is_broken = True
         slots, self._slots = self._slots, None
-        if slots is not None:
-            slots.close()
-        self._talk.leave()
+        is_over = slots is None or slots.close()
+        self._talk.leave(is_over=is_over)
 
     def close(self) -> None:
         """Refuse later transfers, wait for one that runs, and end the connection."""

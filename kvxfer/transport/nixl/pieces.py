@@ -1,13 +1,13 @@
-"""Pieces of a plan: what fits a staging slot, as the tables by which one side fills or empties it.
+"""Pieces of a plan: what fits a staging slot, and how each side fills or empties it.
 
-A slot begins with the piece's tables as the far side needs them, with the planes of its slot's side
-counted from the slot's first byte; the rows follow, one behind another.
+The rows of a piece lie in a slot one behind another, converted. So a side needs the piece as it is
+on that side and nothing else: this half travels, in the message that speaks of the slot.
 """
 
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,21 @@ from kvxfer.errors import InvalidUsage, ProtocolMismatch
 from kvxfer.layout import CopyPlan
 from kvxfer.layout.copy_plan import CopyBox
 
-TABLE_BYTES = 64 << 10
-_ALIGN_BYTES = 256
+TABLE_BYTES = 60 << 10  # of a half: it travels in a message
 _MAX_PLANES = 1024
-_MAX_SEGMENTS = 2048
+_MAX_SEGMENTS = 4096
 _MAX_SCALES = 2048
+# A request is cut into this many pieces, so that gather, network and scatter overlap, unless they
+# would become too short to be worth their messages.
+_MIN_PIECES = 8
+_LEAST_BYTES = 2 << 20
 _CONVERSIONS = ("none", "bfloat16", "float16")
 _HEAD = struct.Struct("<IIII")  # planes, segments, scales, conversion
 _NUM_COLUMNS = len(CopyBox._fields)
+_SCALE_COLUMNS = ("first_scale", "scale_plane_step", "outer_scale_step", "inner_scale_step")
 _LIMIT = 1 << 62
 
-Regions = Sequence[tuple[int, int]]  # address, length in bytes
+Regions = Sequence[tuple[int, ...]]  # address, length in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +63,24 @@ class Piece:
         """Bytes of all rows in a slot."""
         return self.box.num_runs * self.wire_run_bytes
 
-    def table_bytes(self, *, with_scales: bool) -> int:
-        """Length of the far side's tables."""
-        num_longs = 2 * self.box.num_planes + _NUM_COLUMNS
-        num_scales = self.scales.size if with_scales else 0
-        return _HEAD.size + 8 * num_longs + 16 * len(self.segments) + 4 * num_scales
+    def as_plan(self) -> CopyPlan:
+        """From the source to the destination."""
+        return CopyPlan(
+            self.src_planes,
+            self.dst_planes,
+            segments=self.segments,
+            boxes=(self.box,),
+            inverse_scales=self.scales,
+            conversion=self.conversion,
+        )
+
+    def arrived(self) -> "Piece":
+        """The same rows as a slot holds them: converted."""
+        if self.conversion == "none":
+            return self
+        scales = {name: 0 for name in _SCALE_COLUMNS}
+        box = self.box._replace(run_bytes=self.wire_run_bytes, **scales)
+        return replace(self, box=box, scales=self.scales[:0], conversion="none")
 
     def gather(self, first_byte: int) -> CopyPlan:
         """From the source to a slot, at ``first_byte``."""
@@ -88,18 +105,13 @@ class Piece:
 
     def scatter(self, first_byte: int) -> CopyPlan:
         """From a slot, at ``first_byte``, to the destination."""
-        box, run = self.box, self.wire_run_bytes
+        box, run = self.arrived().box, self.wire_run_bytes
         page = run * box.outer_count * box.inner_count
         packed = box._replace(
             src_block_stride=page,
             src_slot_stride=0,
             outer_src_stride=run * box.inner_count,
             inner_src_stride=run,
-            run_bytes=run,
-            first_scale=0,
-            scale_plane_step=0,
-            outer_scale_step=0,
-            inner_scale_step=0,
         )
         planes = self._packed(first_byte, page)
         return CopyPlan(planes, self.dst_planes, segments=self._counted(0), boxes=(packed,))
@@ -119,8 +131,9 @@ class Piece:
         return segments
 
 
-def cut(plan: CopyPlan, boxes: Sequence[CopyBox], max_bytes: int) -> Iterator[Piece]:
-    """``boxes`` of ``plan`` in pieces of at most ``max_bytes`` in a slot."""
+def cut(plan: CopyPlan, boxes: Sequence[CopyBox], slot_bytes: int) -> Iterator[Piece]:
+    """``boxes`` of ``plan`` in pieces of at most ``slot_bytes`` in a slot."""
+    max_bytes = min(slot_bytes, max(plan.total_bytes // _MIN_PIECES, _LEAST_BYTES))
     for box in boxes:
         yield from _cut_box(plan, box, max_bytes)
 
@@ -199,20 +212,19 @@ def _part(
     )
 
 
-def encode_tables(plan: CopyPlan) -> bytes:
-    """The tables of a plan of one box.
+def encode_half(piece: Piece, *, source: bool) -> bytes:
+    """One side of a piece.
 
     Raises:
-        InvalidUsage: they are longer than a slot has room for.
+        InvalidUsage: it is longer than a message has room for.
     """
+    piece = piece if source else piece.arrived()
+    planes, places = _side(piece, source)
     head = _HEAD.pack(
-        plan.src_planes.size,
-        len(plan.segments),
-        plan.inverse_scales.size,
-        _CONVERSIONS.index(plan.conversion),
+        planes.size, len(places), piece.scales.size, _CONVERSIONS.index(piece.conversion)
     )
-    tables = (plan.src_planes, plan.dst_planes, plan.box_table(), plan.segments)
-    data = head + b"".join(one.tobytes() for one in (*tables, plan.inverse_scales))
+    box = np.array(piece.box, np.uint64)
+    data = head + b"".join(one.tobytes() for one in (planes, box, places, piece.scales))
     if len(data) > TABLE_BYTES:
         raise InvalidUsage(
             f"the tables of a piece have {len(data)} bytes, the limit is {TABLE_BYTES}; use "
@@ -221,39 +233,51 @@ def encode_tables(plan: CopyPlan) -> bytes:
     return data
 
 
-def data_offset(table_bytes: int) -> int:
-    """Where the rows begin behind tables of that length."""
-    return -(-table_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+def _side(piece: Piece, source: bool) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    """Planes, and uint32 ``[S, 2]`` of block and slot."""
+    if source:
+        return piece.src_planes, piece.segments[:, 0::2]
+    return piece.dst_planes, piece.segments[:, 1::2]
 
 
-def decode_tables(data: bytes) -> CopyPlan:
-    """Tables of a peer, their counts checked and nothing else: see :func:`require_inside`.
+def decode_half(data: bytes, *, source: bool) -> Piece:
+    """One side of a peer's piece; the other is zeros. Where its bytes lie is not checked here.
 
     Raises:
-        ProtocolMismatch: they are none.
+        ProtocolMismatch: it is none, or its tables do not fit its box.
     """
     try:
         num_planes, num_segments, num_scales, conversion = _HEAD.unpack_from(data)
-        counts = (num_planes, num_planes, _NUM_COLUMNS)
-        wanted = _HEAD.size + 8 * sum(counts) + 16 * num_segments + 4 * num_scales
+        num_longs = num_planes + _NUM_COLUMNS
+        wanted = _HEAD.size + 8 * (num_longs + num_segments) + 4 * num_scales
         if wanted != len(data) or conversion >= len(_CONVERSIONS):
             raise ValueError(f"counts for {wanted} bytes, conversion {conversion}")
+        longs = np.frombuffer(data, np.uint64, num_longs, _HEAD.size)
+        box = CopyBox(*longs[num_planes:].tolist())
+        _require_whole(box, num_planes, num_segments)
     except (struct.error, ValueError) as error:
-        raise ProtocolMismatch(f"{len(data)} bytes are not a piece's tables: {error}") from error
-    offset = _HEAD.size
-    longs = np.frombuffer(data, np.uint64, sum(counts), offset).copy()
-    src, dst, row = np.split(longs, np.cumsum(counts)[:-1])
-    offset += longs.nbytes
-    segments = np.frombuffer(data, np.uint32, 4 * num_segments, offset).copy()
-    scales = np.frombuffer(data, np.float32, num_scales, offset + segments.nbytes).copy()
-    return CopyPlan(
-        src,
-        dst,
-        segments=segments.reshape(-1, 4),
-        boxes=(CopyBox(*(int(value) for value in row)),),
-        inverse_scales=scales,
-        conversion=_CONVERSIONS[conversion],
+        raise ProtocolMismatch(f"{len(data)} bytes are not half a piece: {error}") from error
+    offset = _HEAD.size + longs.nbytes
+    places = np.frombuffer(data, np.uint32, 2 * num_segments, offset).reshape(-1, 2)
+    planes, nowhere = longs[:num_planes].copy(), np.zeros(num_planes, np.uint64)
+    segments = np.zeros((num_segments, 4), np.uint32)
+    segments[:, (0 if source else 1) :: 2] = places
+    return Piece(
+        box,
+        planes if source else nowhere,
+        nowhere if source else planes,
+        segments,
+        np.frombuffer(data, np.float32, num_scales, offset + places.nbytes).copy(),
+        _CONVERSIONS[conversion],
     )
+
+
+def _require_whole(box: CopyBox, num_planes: int, num_segments: int) -> None:
+    covers = (box.first_plane, box.num_planes, box.first_segment, box.num_segments)
+    if covers != (0, num_planes, 0, num_segments):
+        raise ValueError(f"a box of {covers} over {num_planes} planes, {num_segments} segments")
+    if min(num_planes, num_segments, box.outer_count, box.inner_count, box.run_bytes) < 1:
+        raise ValueError("a box without rows")
 
 
 def is_inside(plan: CopyPlan, box: CopyBox, *, source: bool, regions: Regions) -> bool:
@@ -269,7 +293,7 @@ def is_inside(plan: CopyPlan, box: CopyBox, *, source: bool, regions: Regions) -
     table = plan.src_planes if source else plan.dst_planes
     planes = table[box.first_plane : box.first_plane + box.num_planes]
     inside = np.zeros(planes.size, bool)
-    for address, num_bytes in regions:
+    for address, num_bytes, *_ in regions:
         if extent <= num_bytes:
             begin, last = np.uint64(address), np.uint64(address + num_bytes - extent)
             inside |= (planes >= begin) & (planes <= last)

@@ -1,4 +1,9 @@
-"""The side that serves: a thread that takes messages, scatters and gathers, and completes."""
+"""The side that serves: a thread that takes messages, has copies made, and completes.
+
+Copies of a GPU run beside it, on a stream a connection; the thread looks after them and answers
+each once its bytes are visible. Nothing is said of a transfer's end, good or bad, before the last
+of its copies is over, so that whoever hears it may use the pages for something else.
+"""
 
 import contextlib
 import logging
@@ -7,28 +12,29 @@ import threading
 import time
 
 import msgspec
-import numpy as np
 
-from kvxfer import _core
 from kvxfer.errors import (
+    CudaError,
     InvalidUsage,
     KvxferError,
     NotAvailable,
     PeerLost,
     ProtocolMismatch,
+    TransferFailed,
 )
 from kvxfer.memory.buffer import Buffer
 from kvxfer.transport.board import Board, ProcessSpec
-from kvxfer.transport.host_copy import plan_tables
 from kvxfer.transport.nixl import pieces, wire
-from kvxfer.transport.nixl.agent import Agent, Pause, Range
-from kvxfer.transport.nixl.staging import Staging
+from kvxfer.transport.nixl.agent import Agent
+from kvxfer.transport.nixl.memory import HOST_DEVICE, Range
+from kvxfer.transport.nixl.slots import ABANDONED
+from kvxfer.transport.nixl.staging import SHAPES, Place, Staging, place_of
+from kvxfer.transport.nixl.waiting import Pause
 from kvxfer.transport.nixl.wire import Kind, Message
 from kvxfer.transport.process import ProcessWatch
 
-SLOT_BYTES = 2 << 20
-NUM_SLOTS = 4
 _MAX_CONNECTIONS = 128
+_MAX_DEVICE_BYTES = 8 << 30  # of slots in a GPU's memory
 _WATCH_S = 0.2
 _IDLE_S = 2e-3
 _BUSY_S = 100e-6
@@ -41,6 +47,7 @@ class _Connection:
         self.slot = hello.slot
         self.staging = staging
         self.number = 0  # of the transfer under way; 0 = none
+        self.busy: dict[int, Message] = {}  # slots that are copied, and what asked for it
         self.process = hello.process if hello.host == host else ProcessSpec.own()
         self.watch = ProcessWatch(hello.process.identity()) if hello.host == host else None
 
@@ -48,8 +55,20 @@ class _Connection:
     def has_ended(self) -> bool:
         return self.watch is not None and self.watch.has_ended
 
+    def end_transfer(self) -> None:
+        """Wait for the copies of a transfer that is refused: they write to pages."""
+        self.number = 0
+        with contextlib.suppress(KvxferError):  # else the GPU has failed, and writes no more
+            self.staging.copies.drain()
+        self.busy.clear()
+
     def close(self) -> None:
-        self.staging.close()
+        """Wait for its copies and give everything back."""
+        try:
+            self.staging.close()
+        except KvxferError:
+            _log.exception("the copies of a connection did not end; its slots are kept")
+            ABANDONED.append(self.staging)
         if self.watch is not None:
             self.watch.close()
 
@@ -61,7 +80,7 @@ class Server:
         self.secret = secrets.token_bytes(wire.SECRET_BYTES)
         self._agent, self._board, self._host = agent, board, host
         self._num_threads = num_threads
-        self._pool: _core.WorkerPool | None = None
+        self._device = HOST_DEVICE
         self._regions: tuple[Range, ...] = ()
         self._kept: list[Buffer] = []
         self._connections: dict[bytes, _Connection] = {}
@@ -70,9 +89,10 @@ class Server:
         self._thread.start()
 
     def add_region(self, buffer: Buffer) -> None:
-        """Let peers reach a range that the agent has registered, which is kept meanwhile."""
+        """Let peers reach a range, which is kept meanwhile; all are of one device."""
         self._kept.append(buffer)
-        self._regions = (*self._regions, (buffer.address, buffer.num_bytes))
+        self._device = buffer.device
+        self._regions = (*self._regions, Range(buffer.address, buffer.num_bytes, buffer.device))
 
     def close(self) -> None:
         """Tell all peers and stop; nothing is scattered any more once this returns."""
@@ -89,7 +109,7 @@ class Server:
                     self._agent.pump()
                 except KvxferError:
                     return
-                if self._take_all():
+                if self._go_on():
                     pause.reset()
                 else:
                     pause.wait(_BUSY_S if self._is_busy else None)
@@ -103,12 +123,14 @@ class Server:
     def _is_busy(self) -> bool:
         return any(one.number for one in self._connections.values())
 
-    def _take_all(self) -> bool:
-        num_taken = 0
+    def _go_on(self) -> bool:
+        """Take what has come and answer what is over; whether there was any."""
+        has_moved = self._answer_all()
         while (mail := self._agent.mail.take()) is not None:
-            num_taken += 1
             self._take(*mail)
-        return num_taken > 0
+            self._answer_all()
+            has_moved = True
+        return has_moved
 
     def _take(self, name: str, message: Message) -> None:
         connection = self._connections.get(message.connection)
@@ -124,10 +146,12 @@ class Server:
 
     def _refuse(self, name: str, message: Message, error: Exception) -> None:
         _log.info("refused %s of %s: %s", message.kind.name, name, error)
+        if isinstance(error, CudaError):  # of this side's GPU, while the peer's is sound
+            error = TransferFailed(f"the GPU of process {ProcessSpec.own().pid}: {error}")
         body = msgspec.msgpack.encode(wire.Fail(type(error).__name__, str(error)[: wire.MAX_TEXT]))
         connection = self._connections.get(message.connection)
-        if connection is not None:
-            connection.number = 0
+        if connection is not None and connection.name == name:
+            connection.end_transfer()
         if connection is not None or message.kind is Kind.HELLO:
             with contextlib.suppress(PeerLost):
                 self._agent.send(name, message._replace(kind=Kind.FAIL, body=body))
@@ -149,19 +173,34 @@ class Server:
                 f"{_MAX_CONNECTIONS}"
             )
         self._take_over(hello.slot, name)
-        staging = Staging(self._agent, NUM_SLOTS, SLOT_BYTES)
+        staging = self._make_staging(hello)
         made = _Connection(name, hello, staging, self._host)
         self._connections[message.connection] = made
         self._board.occupy(made.slot, made.process)
         welcome = wire.Welcome(
-            staging.address,
-            SLOT_BYTES,
-            NUM_SLOTS,
+            staging.memory.address,
+            staging.slot_bytes,
+            staging.num_slots,
+            staging.memory.device,
             self._board.sequence(made.slot),
             self._agent.metadata(staging.memory),
         )
         body = msgspec.msgpack.encode(welcome)
         self._agent.send(name, Message(message.connection, Kind.WELCOME, body=body))
+
+    def _make_staging(self, hello: wire.Hello) -> Staging:
+        place = place_of(self._device, in_device=hello.in_device)
+        shape = SHAPES[place]
+        if place is Place.DEVICE:
+            wanted = (len(self._connections) + 1) * shape.num_slots * shape.slot_bytes
+            if wanted > _MAX_DEVICE_BYTES:
+                raise NotAvailable(
+                    f"{len(self._connections)} connections have their slots in the memory of GPU "
+                    f"{self._device}; one more would pass {_MAX_DEVICE_BYTES} bytes"
+                )
+        return Staging(
+            self._agent, place, shape, device=self._device, num_threads=self._num_threads
+        )
 
     def _take_over(self, slot: int, name: str) -> None:
         """Make a slot of the board free of an agent's own earlier connection, and of no other."""
@@ -191,42 +230,48 @@ class Server:
         if message.number == 0 or message.number != connection.number:
             return  # of a transfer that was refused
         if kind is Kind.FINISH:
+            if connection.busy:
+                raise ProtocolMismatch(f"the end of a transfer with {len(connection.busy)} slots")
             connection.number = 0
             self._board.complete(connection.slot, message.number)
             self._agent.send(connection.name, answer._replace(kind=Kind.DONE))
         elif kind in (Kind.SCATTER, Kind.GATHER):
-            self._move(connection, message)
-            self._agent.send(connection.name, answer._replace(kind=Kind.SLOT))
+            self._copy(connection, message)
 
-    def _move(self, connection: _Connection, message: Message) -> None:
-        """Scatter or gather a slot, once all of it was found inside what is served."""
-        staging, slot = connection.staging, message.slot
-        if slot >= staging.num_slots or message.num_bytes > pieces.TABLE_BYTES:
-            raise ProtocolMismatch(f"{message.num_bytes} bytes of tables in slot {slot}")
-        start = slot * staging.slot_bytes
-        # A copy: the peer can still write to the slot.
-        plan = pieces.decode_tables(staging.bytes[start : start + message.num_bytes].tobytes())
-        from_slot = message.kind is Kind.SCATTER
-        first = pieces.data_offset(message.num_bytes)
-        rows = [(first, staging.slot_bytes - first)]
-        box = plan.boxes[0]
-        if from_slot and plan.conversion != "none":
+    def _copy(self, connection: _Connection, message: Message) -> None:
+        """Begin to scatter or gather a slot, once its pages were found inside what is served."""
+        staging, slot, is_gather = connection.staging, message.slot, message.kind is Kind.GATHER
+        if slot >= staging.num_slots or slot in connection.busy:
+            raise ProtocolMismatch(f"a piece for slot {slot}, which is none or busy")
+        piece = pieces.decode_half(message.body, source=is_gather)
+        if not is_gather and piece.conversion != "none":
             raise ProtocolMismatch("a conversion on the way out of a slot")
-        for source in (True, False):
-            regions = rows if source == from_slot else self._regions
-            if not pieces.is_inside(plan, box, source=source, regions=regions):
-                raise InvalidUsage(
-                    "the bytes of a piece do not lie in an exported region, or in its slot"
-                )
-        planes = plan.src_planes if from_slot else plan.dst_planes
-        planes += np.uint64(staging.slot_address(slot))
-        _core.paged_copy_host(self._workers, plan_tables(plan), False)
+        side = piece.as_plan()
+        if piece.wire_bytes > staging.slot_bytes or not pieces.is_inside(
+            side, piece.box, source=is_gather, regions=self._regions
+        ):
+            raise InvalidUsage(
+                "the bytes of a piece do not lie in an exported region, or exceed its slot"
+            )
+        address = staging.slot_address(slot)
+        staging.copies.start(slot, piece.gather(address) if is_gather else piece.scatter(address))
+        connection.busy[slot] = message
 
-    @property
-    def _workers(self) -> _core.WorkerPool:
-        if self._pool is None:
-            self._pool = _core.WorkerPool(self._num_threads)
-        return self._pool
+    def _answer_all(self) -> bool:
+        """Say which copies are over; whether any is."""
+        return any([self._answer(one) for one in self._connections.values()])
+
+    def _answer(self, connection: _Connection) -> bool:
+        done = []
+        try:
+            done = [slot for slot in connection.busy if connection.staging.copies.is_done(slot)]
+            for slot in done:
+                answer = connection.busy.pop(slot)._replace(kind=Kind.SLOT, body=b"")
+                self._agent.send(connection.name, answer)
+        except KvxferError as error:
+            if connection.busy:
+                self._refuse(connection.name, next(iter(connection.busy.values())), error)
+        return bool(done)
 
     def _require_standing(self) -> None:
         if self._board.is_withdrawn:
@@ -239,8 +284,8 @@ class Server:
 
     def _drop(self, key: bytes) -> None:
         connection = self._connections.pop(key)
-        self._board.vacate(connection.slot)
         connection.close()
+        self._board.vacate(connection.slot)
 
     def _drop_ended(self) -> None:
         ended = {one.name for one in self._connections.values() if one.has_ended}
@@ -251,7 +296,6 @@ class Server:
         for key, one in list(self._connections.items()):
             self._refuse(one.name, Message(key, Kind.FAIL), _closed())
             self._drop(key)
-        self._pool = None
 
 
 def _closed() -> PeerLost:

@@ -1,163 +1,198 @@
-"""Rows through slots: gathered on one side, scattered on the other."""
+"""Rows through slots: gathered on one side, scattered on the other.
 
+Each slot goes its own way, and several are under way at once: while the network carries one, this
+side's copies fill or empty a second and the far side's a third. A put::
+
+    FILLING   this side gathers
+    MOVING    NIXL writes the slot; the far side scatters it, and says so
+
+and a get::
+
+    ASKED     the far side gathers, and says so
+    MOVING    NIXL reads the slot
+    EMPTYING  this side scatters
+"""
+
+import contextlib
 from collections.abc import Sequence
+from enum import Enum, auto
 
 import numpy as np
 
-from kvxfer import _core
-from kvxfer.errors import ProtocolMismatch
+from kvxfer.errors import KvxferError, ProtocolMismatch
 from kvxfer.layout import CopyPlan
 from kvxfer.layout.copy_plan import CopyBox
 from kvxfer.transport.base import Op
-from kvxfer.transport.host_copy import plan_tables
-from kvxfer.transport.nixl import pieces, wire
+from kvxfer.transport.nixl import pieces
 from kvxfer.transport.nixl.agent import Agent, Prepared
 from kvxfer.transport.nixl.conversation import Conversation, Far
+from kvxfer.transport.nixl.memory import Range, Rows
 from kvxfer.transport.nixl.staging import Staging
 from kvxfer.transport.nixl.wire import Kind, Message
 
 _MAX_PREPARED = 4  # lengths of pieces that a slot keeps a transfer for
-# Of transfers that NIXL could not end: it may still write there.
+# Of transfers that could not be ended: NIXL or a GPU may still write there.
 ABANDONED: list[object] = []
+
+
+class _Stage(Enum):
+    FREE = auto()
+    FILLING = auto()
+    ASKED = auto()
+    MOVING = auto()
+    EMPTYING = auto()
 
 
 class _Slot:
     """A slot on both sides, and the transfers between them that it has been used for."""
 
-    def __init__(self, index: int, near: int, far: int) -> None:
-        self.index, self.near, self.far = index, near, far
+    def __init__(self, index: int, near: Range, far: Range) -> None:
+        self.index, self._near, self._far = index, near, far
+        self.stage = _Stage.FREE
         self.piece: pieces.Piece | None = None  # what is on its way
-        self.first_byte = 0
-        self.is_put = True
-        self.is_read = False  # of a get: gathered by the far side, and on its way
-        self._kept: dict[tuple[str, int, int], Prepared] = {}
-        self.current: Prepared | None = None
+        self.message: Message | None = None  # what goes with it
+        self.moving: Prepared | None = None
+        self.is_answered = False  # a put's: the far side has emptied it
+        self._kept: dict[tuple[str, int], Prepared] = {}
 
-    def prepare(self, agent: Agent, name: str, op: str, begin: int, end: int) -> Prepared:
-        """A transfer of the bytes from ``begin`` to ``end`` of the slot."""
-        found = self._kept.get((op, begin, end))
+    def prepare(self, agent: Agent, name: str, op: str, num_bytes: int) -> Prepared:
+        """A transfer of the first bytes of the slot."""
+        found = self._kept.get((op, num_bytes))
         if found is None:
             if len(self._kept) >= _MAX_PREPARED:
                 self.release()
             near, far = (
-                np.array([[address + begin, end - begin, 0]], np.uint64)
-                for address in (self.near, self.far)
+                Rows(np.array([side.address], np.uint64), num_bytes, side.device)
+                for side in (self._near, self._far)
             )
-            found = self._kept[op, begin, end] = agent.prepare(op, near, name, far)
-        self.current = found
+            found = self._kept[op, num_bytes] = agent.prepare(op, near, name, far)
+        self.moving = found
         return found
 
     def release(self) -> bool:
         """Give all of them back; False where NIXL still works on one."""
-        kept, self._kept, self.current = list(self._kept.values()), {}, None
+        kept, self._kept, self.moving = list(self._kept.values()), {}, None
         return all([one.release() for one in kept])
 
 
 class Slots:
-    """The slots of a link, and the threads that fill and empty them."""
+    """The slots of a link."""
 
     def __init__(
-        self, agent: Agent, far: Far, talk: Conversation, welcome: wire.Welcome, num_threads: int
+        self, agent: Agent, far: Far, talk: Conversation, staging: Staging, far_slots: Range
     ) -> None:
-        self._agent, self._far, self._talk = agent, far, talk
-        self._staging = staging = Staging(agent, welcome.num_slots, welcome.slot_bytes)
+        self._agent, self._far, self._talk, self._staging = agent, far, talk, staging
+        near = staging.memory
         self._slots = [
-            _Slot(index, staging.slot_address(index), welcome.address + index * staging.slot_bytes)
-            for index in range(welcome.num_slots)
+            _Slot(index, *(_part(side, index, staging.slot_bytes) for side in (near, far_slots)))
+            for index in range(staging.num_slots)
         ]
-        self._num_threads = num_threads
-        self._pool: _core.WorkerPool | None = None
+        self._op = Op.PUT
+        self._number = self._num_sms = 0
 
-    def move(self, plan: CopyPlan, op: Op, boxes: Sequence[CopyBox], number: int) -> None:
-        """Move ``boxes`` of ``plan``, several pieces at a time.
+    def move(
+        self, plan: CopyPlan, op: Op, boxes: Sequence[CopyBox], *, number: int, num_sms: int
+    ) -> None:
+        """Move ``boxes`` of ``plan`` as transfer ``number``, several pieces at a time.
 
         Raises:
             KvxferError: it failed halfway; nothing else can follow.
         """
-        if self._pool is None:
-            self._pool = _core.WorkerPool(self._num_threads)
-        free = list(self._slots)
-        start = self._start_put if op is Op.PUT else self._start_get
-        for piece in pieces.cut(plan, boxes, self._staging.slot_bytes - pieces.TABLE_BYTES):
-            if not free:
-                free.append(self._end_one(number))
-            start(free.pop(), piece, number)
-        while len(free) < len(self._slots):
-            free.append(self._end_one(number))
+        self._op, self._number, self._num_sms = op, number, num_sms
+        start = self._fill if op is Op.PUT else self._ask
+        for piece in pieces.cut(plan, boxes, self._staging.slot_bytes):
+            self._talk.wait(lambda: self._go_on() < len(self._slots))
+            start(next(one for one in self._slots if one.stage is _Stage.FREE), piece)
+        self._talk.wait(lambda: self._go_on() == 0)
 
-    def _end_one(self, number: int) -> _Slot:
-        """Wait until a piece is in its place."""
-        ended: list[_Slot] = []
+    def _go_on(self) -> int:
+        """Take what has come and move on every slot that can be; how many are under way."""
+        while (message := self._talk.take()) is not None:
+            self._talk.require_due(message, Kind.SLOT, self._number)
+            self._answered(message)
+        copies = self._staging.copies
+        for slot in self._slots:
+            if slot.stage is _Stage.FILLING and copies.is_done(slot.index):
+                self._write(slot)
+            elif slot.stage is _Stage.MOVING:
+                self._end_move(slot)
+            elif slot.stage is _Stage.EMPTYING and copies.is_done(slot.index):
+                slot.stage = _Stage.FREE
+        return sum(slot.stage is not _Stage.FREE for slot in self._slots)
 
-        def look() -> bool:
-            for slot in self._slots:
-                if slot.current is not None and slot.current.poll() and slot.is_read:
-                    ended.append(slot)
-                    return True
-            message = self._talk.take()
-            if message is not None:
-                self._talk.require_due(message, Kind.SLOT, number)
-                slot = self._slot_of(message)
-                if slot.is_put:
-                    ended.append(slot)
-                else:
-                    self._read(slot)
-            return bool(ended)
-
-        self._talk.wait(look)
-        slot = ended[0]
-        assert slot.current is not None
-        self._talk.wait(slot.current.poll)
-        if slot.is_read:
-            assert slot.piece is not None
-            self._run(slot.piece.scatter(slot.near + slot.first_byte))
-        slot.piece, slot.current, slot.is_read = None, None, False
-        return slot
-
-    def _slot_of(self, message: Message) -> _Slot:
+    def _answered(self, message: Message) -> None:
+        """The far side has filled a slot, or emptied it."""
         slot = self._slots[message.slot] if message.slot < len(self._slots) else None
-        if slot is None or slot.piece is None or slot.is_read:
-            raise ProtocolMismatch(f"the peer is done with slot {message.slot}, which is free")
-        return slot
+        if slot is not None and slot.stage is _Stage.ASKED:
+            self._read(slot)
+        elif slot is not None and slot.stage is _Stage.MOVING and self._op is Op.PUT:
+            slot.is_answered = True
+        else:
+            raise ProtocolMismatch(
+                f"process {self._far.pid} is done with slot {message.slot}, which it was not given"
+            )
 
-    def _start_put(self, slot: _Slot, piece: pieces.Piece, number: int) -> None:
-        table_bytes = self._enter(slot, piece, is_put=True)
-        self._run(piece.gather(slot.near + slot.first_byte))
-        self._send(slot, Kind.SCATTER, table_bytes, slot.first_byte + piece.wire_bytes, number)
+    # A put.
 
-    def _start_get(self, slot: _Slot, piece: pieces.Piece, number: int) -> None:
-        table_bytes = self._enter(slot, piece, is_put=False)
-        self._send(slot, Kind.GATHER, table_bytes, table_bytes, number)
+    def _fill(self, slot: _Slot, piece: pieces.Piece) -> None:
+        slot.stage, slot.piece, slot.is_answered = _Stage.FILLING, piece, False
+        self._copy(slot, piece.gather(self._staging.slot_address(slot.index)))
+        slot.message = self._message(slot, Kind.SCATTER)  # beside the copy, where a GPU makes it
+
+    def _write(self, slot: _Slot) -> None:
+        slot.stage = _Stage.MOVING
+        self._prepare(slot, "WRITE").post(slot.message)
+
+    # A get.
+
+    def _ask(self, slot: _Slot, piece: pieces.Piece) -> None:
+        slot.stage, slot.piece = _Stage.ASKED, piece
+        self._agent.send(self._far.name, self._message(slot, Kind.GATHER))
 
     def _read(self, slot: _Slot) -> None:
+        slot.stage = _Stage.MOVING
+        self._prepare(slot, "READ").post()
+
+    def _end_move(self, slot: _Slot) -> None:
+        assert slot.moving is not None
         assert slot.piece is not None
-        slot.is_read = True
-        end = slot.first_byte + slot.piece.wire_bytes
-        slot.prepare(self._agent, self._far.name, "READ", slot.first_byte, end).post()
+        if not slot.moving.poll():
+            return
+        if self._op is Op.GET:
+            slot.stage = _Stage.EMPTYING
+            self._copy(slot, slot.piece.scatter(self._staging.slot_address(slot.index)))
+        elif slot.is_answered:
+            slot.stage = _Stage.FREE
 
-    def _enter(self, slot: _Slot, piece: pieces.Piece, *, is_put: bool) -> int:
-        """Have a slot carry a piece; returns the length of the tables at its start."""
-        num_bytes = piece.table_bytes(with_scales=not is_put)
-        slot.piece, slot.is_put, slot.first_byte = piece, is_put, pieces.data_offset(num_bytes)
-        plan = piece.scatter(slot.first_byte) if is_put else piece.gather(slot.first_byte)
-        tables = pieces.encode_tables(plan)
-        assert len(tables) == num_bytes
-        start = slot.near - self._staging.address
-        self._staging.bytes[start : start + num_bytes] = np.frombuffer(tables, np.uint8)
-        return num_bytes
+    # Either.
 
-    def _send(self, slot: _Slot, kind: Kind, table_bytes: int, end: int, number: int) -> None:
-        message = Message(self._talk.key, kind, slot.index, table_bytes, number)
-        slot.prepare(self._agent, self._far.name, "WRITE", 0, end).post(message)
+    def _copy(self, slot: _Slot, plan: CopyPlan) -> None:
+        self._staging.copies.start(slot.index, plan, num_sms=self._num_sms)
 
-    def _run(self, plan: CopyPlan) -> None:
-        assert self._pool is not None
-        _core.paged_copy_host(self._pool, plan_tables(plan), False)
+    def _prepare(self, slot: _Slot, op: str) -> Prepared:
+        assert slot.piece is not None
+        return slot.prepare(self._agent, self._far.name, op, slot.piece.wire_bytes)
 
-    def close(self) -> None:
-        """Give everything back, but for what NIXL may still use."""
-        self._pool = None
-        if all([slot.release() for slot in self._slots]):
-            self._staging.close()
-        else:
+    def _message(self, slot: _Slot, kind: Kind) -> Message:
+        assert slot.piece is not None
+        half = pieces.encode_half(slot.piece, source=kind is Kind.GATHER)
+        return Message(self._talk.key, kind, slot.index, self._number, half)
+
+    def close(self) -> bool:
+        """Wait for this side's copies and give everything back.
+
+        False where NIXL or the GPU may still use some of it, which is kept for good then.
+        """
+        is_over = False
+        with contextlib.suppress(KvxferError):
+            self._staging.copies.close()  # before NIXL: they touch pages
+            is_over = all([slot.release() for slot in self._slots])
+            if is_over:
+                self._staging.close()
+        if not is_over:
             ABANDONED.append((self._staging, self._slots))
+        return is_over
+
+
+def _part(whole: Range, index: int, num_bytes: int) -> Range:
+    return Range(whole.address + index * num_bytes, num_bytes, whole.device)

@@ -1,73 +1,34 @@
 """The transport: what it exports, and how it links."""
 
-import hashlib
 import ipaddress
-import secrets
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
-
+from kvxfer import _core
 from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, ProtocolMismatch
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.memory.buffer import Buffer
 from kvxfer.transport.base import Availability, Capabilities, Export, Link, Transport
-from kvxfer.transport.board import Board, ProcessSpec, decode_spec, slot_of
+from kvxfer.transport.board import Board, ProcessSpec, slot_of
 from kvxfer.transport.host_copy import default_num_threads
 from kvxfer.transport.nixl import wire
-from kvxfer.transport.nixl.agent import Agent, Range, load_api
+from kvxfer.transport.nixl.agent import Agent
+from kvxfer.transport.nixl.api import load_api
 from kvxfer.transport.nixl.conversation import Far
 from kvxfer.transport.nixl.link import NixlLink
+from kvxfer.transport.nixl.memory import Range
+from kvxfer.transport.nixl.reach import Reach, Side, has_rdma, maps_directly, reach
+from kvxfer.transport.nixl.region import RegionSpec, common_peer, open_sealed, seal
 from kvxfer.transport.nixl.server import Server
 from kvxfer.transport.process import ProcessWatch
 
-_SEAL_BYTES = 16
 _LOOPBACK = {"engine_config": "NET_DEVICES=lo"}
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-_Address = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
-_Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 46)]
-
-
-class _RegionSpec(msgspec.Struct, frozen=True):
-    process: ProcessSpec
-    host: Annotated[str, msgspec.Meta(max_length=64)]
-    agent: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    backend: Annotated[str, msgspec.Meta(max_length=64)]
-    is_loopback: bool
-    secret: Annotated[
-        bytes, msgspec.Meta(min_length=wire.SECRET_BYTES, max_length=wire.SECRET_BYTES)
-    ]
-    address: _Address
-    num_bytes: _Size
-    metadata: Annotated[bytes, msgspec.Meta(min_length=1, max_length=wire.MAX_METADATA_BYTES)]
-
-    @property
-    def peer(self) -> tuple[object, ...]:
-        """What all regions of a peer have in common."""
-        fields = (self.process, self.host, self.agent, self.backend, self.is_loopback)
-        return (*fields, self.secret)
-
-
-class _Sealed(msgspec.Struct, frozen=True):
-    seal: Annotated[bytes, msgspec.Meta(min_length=_SEAL_BYTES, max_length=_SEAL_BYTES)]
-    region: bytes
-
-
-def _seal(region: bytes) -> bytes:
-    return hashlib.blake2b(region, digest_size=_SEAL_BYTES).digest()
-
-
-def _open_sealed(data: bytes) -> _RegionSpec:
-    """A region's metadata: NIXL would take damaged bytes for addresses."""
-    sealed = decode_spec(data, _Sealed)
-    if not secrets.compare_digest(_seal(sealed.region), sealed.seal):
-        raise ProtocolMismatch(f"{len(data)} bytes of metadata do not fit their seal")
-    return decode_spec(sealed.region, _RegionSpec)
+_log = logging.getLogger(__name__)
 
 
 class _NixlExport(Export):
@@ -85,7 +46,7 @@ class NixlTransport(Transport):
     """Transfers by NIXL."""
 
     name = "nixl"
-    capabilities = Capabilities(frozenset({MemoryKind.HOST}), cross_process=True)
+    capabilities = Capabilities(frozenset(MemoryKind), cross_process=True, crosses_hosts=True)
 
     def __init__(
         self,
@@ -93,6 +54,7 @@ class NixlTransport(Transport):
         *,
         backend: str = "UCX",
         params: Mapping[str, str] | None = None,
+        in_device: bool | None = None,
         stall_s: float = 20.0,
         connect_s: float = 10.0,
     ) -> None:
@@ -101,14 +63,18 @@ class NixlTransport(Transport):
         Args:
             num_threads: threads that gather and scatter, the caller's included; None = all CPUs,
                 at most 8.
-            backend: the plug-in, the same on both sides. It must move host memory and carry
-                notifications.
+            backend: the plug-in, the same on both sides. It must move host memory, or with
+                ``in_device`` that of GPUs, and carry notifications.
             params: of the plug-in, in place of the defaults.
+            in_device: of two GPUs, whether rows pass through slots in their memory, or in pinned
+                host memory; None = the first where a direct path is found. The side that posts
+                decides.
             stall_s: how long a transfer may stand still before it is given up, with its link.
             connect_s: how long a peer may take to answer.
         """
         self._num_threads = default_num_threads() if num_threads is None else num_threads
         self._backend, self._params = backend, None if params is None else dict(params)
+        self._in_device = in_device
         self._stall_s, self._connect_s = stall_s, connect_s
         self._bind_host = "127.0.0.1"
         self._board: Board | None = None
@@ -136,79 +102,79 @@ class NixlTransport(Transport):
         self._bind_host = bind_host
 
     def export(self, registration: Registration) -> Export:
-        """Serve a range of host memory to peers that know its metadata."""
+        """Serve a range of memory to peers that know its metadata."""
         buffer = registration.buffer
-        _require_host_memory(buffer.device)
         if self._board is None:
             raise InvalidUsage("nixl exports nothing before it was told its board; call serve")
-        memory = (buffer.address, buffer.num_bytes)
-        agent = self._use_agent()
-        try:
-            agent.register(memory)
+        agent = self._use_agent(buffer.device)
+        memory = Range(buffer.address, buffer.num_bytes, buffer.device)
+        in_place = _is_known_in_place(memory)
+        with ExitStack() as undo:
+            undo.callback(self._leave_agent)
+            if in_place:
+                agent.register(memory)
+                undo.callback(agent.deregister, memory)
             if self._server is None:
                 self._server = Server(agent, self._board, self._num_threads, _host_id())
             self._server.add_region(buffer)
-            spec = _RegionSpec(
-                ProcessSpec.own(),
-                _host_id(),
-                agent.name,
-                self._backend,
-                self._is_loopback,
-                self._server.secret,
-                *memory,
-                agent.metadata(memory),
+            own = self._side(buffer.device)
+            spec = RegionSpec(
+                process=ProcessSpec.own(),
+                host=_host_id(),
+                agent=agent.name,
+                backend=self._backend,
+                is_loopback=self._is_loopback,
+                secret=self._server.secret,
+                device=memory.device,
+                device_uuid=own.device_uuid,
+                rdma=own.rdma,
+                in_place=in_place,
+                address=memory.address,
+                num_bytes=memory.num_bytes,
+                metadata=agent.metadata(memory if in_place else None),
             )
-        except BaseException:
-            self._leave_agent()
-            raise
-        region = msgspec.msgpack.encode(spec)
-        sealed = msgspec.msgpack.encode(_Sealed(_seal(region), region))
-        return _NixlExport(sealed, partial(self._withdraw, memory))
+            return _NixlExport(seal(spec), partial(self._withdraw, undo.pop_all()))
 
-    def _withdraw(self, memory: Range) -> None:
+    def _withdraw(self, undo: ExitStack) -> None:
         # With one region gone nothing may be written any more, and peers hold all or none.
-        assert self._agent is not None
         if self._server is not None:
             self._server.close()
             self._server = None
-        self._agent.deregister(memory)
-        self._leave_agent()
+        undo.close()
 
     def link(self, cache: KVCache, regions: Sequence[bytes], board: bytes) -> Link:
         """Connect to the peer that serves ``regions``."""
-        _require_host_memory(cache.device)
-        specs = [_open_sealed(region) for region in regions]
+        specs = [open_sealed(region) for region in regions]
         process, slot = slot_of(board)
-        far = _common_peer(specs)
+        far = common_peer(specs)
         if far.process != process:
             raise ProtocolMismatch("the regions and the board name different processes")
         self._require_reachable(far)
         near = [one.buffer for one in cache.registrations]
         return self._link(specs, near, slot)
 
-    def _link(self, specs: Sequence[_RegionSpec], near: Sequence[Buffer], slot: int) -> Link:
-        far = specs[0]
-        is_here = far.host == _host_id()
+    def _link(self, specs: Sequence[RegionSpec], near: Sequence[Buffer], slot: int) -> Link:
+        far, device = specs[0], near[0].device
         with ExitStack() as undo:
+            undo.callback(_let_go, near)  # the first: a transfer may write there until the end
             watch = None
-            if is_here:
+            if far.host == _host_id():
                 watch = undo.enter_context(ProcessWatch(far.process.identity()))
                 if watch.has_ended:
                     raise PeerLost(f"process {far.process.pid} ended; connect again")
-            agent = self._use_agent()
+            agent = self._use_agent(device)
             undo.callback(self._leave_agent)
             if far.agent == agent.name:
                 raise NotAvailable("nixl does not link an endpoint to itself; use loopback")
+            found = self._reach(far, device)
+            in_place = found.in_device or not found.name
             for spec in specs:
                 agent.know(spec.agent, spec.metadata)
-            ranges = [(buffer.address, buffer.num_bytes) for buffer in near]
-            for memory, buffer in zip(ranges, near, strict=True):
-                agent.register(memory)
-                undo.callback(_deregister, agent, memory, buffer)
             peer = Far(
                 far.agent,
                 far.process.pid,
-                tuple((spec.address, spec.num_bytes) for spec in specs),
+                tuple(spec.memory for spec in specs),
+                in_place and all(spec.in_place for spec in specs),
                 watch,
             )
 
@@ -219,6 +185,7 @@ class NixlTransport(Transport):
                     slot,
                     ProcessSpec.own(),
                     _host_id(),
+                    found.in_device,
                     agent.metadata(),
                 )
 
@@ -226,29 +193,55 @@ class NixlTransport(Transport):
                 agent,
                 peer,
                 hello,
-                ranges,
+                _register_all(agent, near, undo) if peer.in_place else (),
+                found,
+                device=device,
                 num_threads=self._num_threads,
                 stall_s=self._stall_s,
                 connect_s=self._connect_s,
                 undo=undo.pop_all(),
             )
 
+    def _reach(self, far: RegionSpec, device: int) -> Reach:
+        found = reach(self._side(device), far.side, one_host=far.host == _host_id(), device=device)
+        if self._in_device is not None and device >= 0 and far.device >= 0:
+            name = "device memory" if self._in_device else "pinned host memory"
+            return Reach(self._in_device, f"{name}, as asked")
+        if found.problem:
+            _log.warning(
+                "nixl: rows between this process and process %d pass through %s: %s",
+                far.process.pid,
+                found.name,
+                found.problem,
+            )
+        return found
+
+    def _side(self, device: int) -> Side:
+        uuid = "" if device < 0 else _core.device_info(device).uuid
+        rdma = device >= 0 and has_rdma() and not self._is_loopback
+        return Side(uuid, rdma, ProcessSpec.own().pid_namespace)
+
     @property
     def _is_loopback(self) -> bool:
         return ipaddress.ip_address(self._bind_host).is_loopback
 
-    def _use_agent(self) -> Agent:
+    def _use_agent(self, device: int) -> Agent:
         with self._lock:
-            return self._count_user()
+            if self._agent is None:
+                self._agent = Agent(self._backend, self._plug_in_params, device)
+            if self._agent.device != device:
+                raise InvalidUsage(
+                    f"memory of CUDA device {device} with an endpoint of device "
+                    f"{self._agent.device} (-1 is the host); give each an endpoint of its own"
+                )
+            self._num_users += 1
+            return self._agent
 
-    def _count_user(self) -> Agent:
-        if self._agent is None:
-            params = self._params
-            if params is None:
-                params = _LOOPBACK if self._is_loopback and self._backend == "UCX" else {}
-            self._agent = Agent(self._backend, params)
-        self._num_users += 1
-        return self._agent
+    @property
+    def _plug_in_params(self) -> Mapping[str, str]:
+        if self._params is not None:
+            return self._params
+        return _LOOPBACK if self._is_loopback and self._backend == "UCX" else {}
 
     def _leave_agent(self) -> None:
         with self._lock:
@@ -257,7 +250,7 @@ class NixlTransport(Transport):
                 self._agent.close()
                 self._agent = None
 
-    def _require_reachable(self, far: _RegionSpec) -> None:
+    def _require_reachable(self, far: RegionSpec) -> None:
         if far.backend != self._backend:
             raise NotAvailable(
                 f"the peer serves NIXL's {far.backend}, this side is set to {self._backend}; use "
@@ -279,23 +272,20 @@ def _host_id() -> str:
         return ""
 
 
-def _deregister(agent: Agent, memory: Range, kept: Buffer) -> None:
-    """End a registration; until then ``kept`` stays, which a transfer may write to."""
-    agent.deregister(memory)
+def _is_known_in_place(memory: Range) -> bool:
+    """Whether NIXL is told of pages themselves, not of slots alone."""
+    return memory.device < 0 or maps_directly(memory.address)
 
 
-def _require_host_memory(device: int) -> None:
-    if device >= 0:
-        raise NotAvailable(
-            f"nixl moves host memory; this is on CUDA device {device}, and staging in device "
-            "memory is not built: use the nvlink transport"
-        )
+def _register_all(agent: Agent, near: Sequence[Buffer], undo: ExitStack) -> tuple[Range, ...]:
+    """This side's pages as far as NIXL can be told of them."""
+    ranges = [Range(one.address, one.num_bytes, one.device) for one in near]
+    known = tuple(memory for memory in ranges if _is_known_in_place(memory))
+    for memory in known:
+        agent.register(memory)
+        undo.callback(agent.deregister, memory)
+    return known
 
 
-def _common_peer(specs: Sequence[_RegionSpec]) -> _RegionSpec:
-    if len({spec.peer for spec in specs}) != 1:
-        raise ProtocolMismatch(
-            f"{len(specs)} regions of {len({spec.peer for spec in specs})} servers; a peer sends "
-            "its own, at least one"
-        )
-    return specs[0]
+def _let_go(kept: Sequence[Buffer]) -> None:
+    """Hold on to memory until this is called."""

@@ -11,7 +11,10 @@ N posts (the near side), F serves its regions (the far side). One transfer at a 
     LEAVE N>F                                   the connection ends
     PARTED either way                           the whole agent ends
 
-A notification that comes with a WRITE arrives once the bytes are visible.
+A notification that comes with a WRITE arrives once the bytes are visible. SCATTER and GATHER hold
+F's half of the piece (:mod:`kvxfer.transport.nixl.pieces`), and SLOT answers when F's copy is over.
+
+Version 2: slots may lie in device memory; the halves travel in messages instead of in the slots.
 """
 
 import struct
@@ -23,13 +26,13 @@ import msgspec
 from kvxfer.errors import ProtocolMismatch
 from kvxfer.transport.board import NUM_SLOTS, ProcessSpec
 
-VERSION = 1
+VERSION = 2
 ID_BYTES = 16
 SECRET_BYTES = 16
 MAX_MESSAGE_BYTES = 64 << 10
 MAX_METADATA_BYTES = 32 << 10
 MAX_TEXT = 1000
-_HEADER = struct.Struct("<16sBBxxIQ")
+_HEADER = struct.Struct("<16sBBxxxxxxQ")
 
 _Spec = TypeVar("_Spec", bound=msgspec.Struct)
 
@@ -58,21 +61,19 @@ class Message(NamedTuple):
         connection: 16 bytes that the near side drew.
         kind: what it says.
         slot: the staging slot that it speaks of.
-        num_bytes: of the piece's tables, at the start of that slot.
         number: of the transfer.
-        body: of HELLO, WELCOME and FAIL.
+        body: of HELLO, WELCOME, SCATTER, GATHER and FAIL.
     """
 
     connection: bytes
     kind: Kind
     slot: int = 0
-    num_bytes: int = 0
     number: int = 0
     body: bytes = b""
 
     def encode(self) -> bytes:
         """As it travels."""
-        head = (self.connection, self.kind, self.slot, self.num_bytes, self.number)
+        head = (self.connection, self.kind, self.slot, self.number)
         return _HEADER.pack(*head) + self.body
 
 
@@ -80,33 +81,42 @@ def decode(data: bytes) -> Message | None:
     """The message; None for bytes that are none."""
     if not _HEADER.size <= len(data) <= MAX_MESSAGE_BYTES:
         return None
-    connection, kind, slot, num_bytes, number = _HEADER.unpack_from(data)
+    connection, kind, slot, number = _HEADER.unpack_from(data)
     try:
-        return Message(connection, Kind(kind), slot, num_bytes, number, data[_HEADER.size :])
+        return Message(connection, Kind(kind), slot, number, data[_HEADER.size :])
     except ValueError:
         return None
 
 
+Device = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 16)]
 _Metadata = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_METADATA_BYTES)]
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who connects: the secret of the regions' metadata, and how answers reach it."""
+    """Who connects: the secret of the regions' metadata, and how answers reach it.
+
+    ``in_device``: the slots of a side with pages on a GPU lie in its memory, not in the host's.
+    """
 
     version: int
     secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
     slot: Annotated[int, msgspec.Meta(ge=0, lt=NUM_SLOTS)]
     process: ProcessSpec
     host: Annotated[str, msgspec.Meta(max_length=64)]
+    in_device: bool
     metadata: _Metadata
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """Where the far side's slots are, and the number of the last transfer on that slot."""
+    """Where the far side's slots are, and the number of the last transfer on its slot of the board.
+
+    ``device``: the CUDA device of the far side that has them, or -1 for host memory.
+    """
 
     address: Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
     slot_bytes: Annotated[int, msgspec.Meta(ge=1 << 17, le=1 << 28)]
     num_slots: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    device: Device
     sequence: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     metadata: _Metadata
 
