@@ -1,0 +1,157 @@
+"""NVLinks, the NVSwitch fabric and its manager."""
+
+from kvxfer.diagnose.checks.base import (
+    Absent,
+    Answer,
+    Check,
+    Fine,
+    answer,
+    describe,
+    fail,
+    listed,
+    no_gpus,
+    warn,
+)
+from kvxfer.diagnose.expected import LINK_ERRORS_TOLERATED, expected_links
+from kvxfer.diagnose.facts import Facts, Gpu
+from kvxfer.diagnose.figures import Figures
+from kvxfer.diagnose.result import Finding
+
+_DOWN = "a link did not train, or was turned off after errors"
+_DOWN_REMEDY = "reset GPU and switches; reseat or replace the part if it stays down"
+
+
+def _links(facts: Facts, _: Figures) -> Answer:
+    gpus = [gpu for gpu in facts.gpus or () if gpu.links]
+    if not gpus:
+        return no_gpus(facts) if not facts.gpus else Absent("no GPU here has NVLink")
+    findings = [found for gpu in gpus if (found := _missing_links(gpu, gpus)) is not None]
+    counts = sorted({len(gpu.active_links) for gpu in gpus})
+    return answer(findings, f"{'/'.join(map(str, counts))} links up on each of {len(gpus)} GPUs")
+
+
+def _missing_links(gpu: Gpu, gpus: list[Gpu]) -> Finding | None:
+    """Fewer links up than the part has, or than its twins have."""
+    num_up = len(gpu.active_links)
+    down = [str(link.index) for link in gpu.links or () if not link.active]
+    twins = max(len(other.active_links) for other in gpus if other.name == gpu.name)
+    expected = expected_links(gpu.name)
+    evidence = f"{num_up} links up" + (f", down: {listed(down)}" if down else "")
+    if num_up < max(twins, expected or 0):
+        than = f"a {gpu.name} has {expected}" if expected else f"its twins have {twins}"
+        return fail(describe(gpu), f"{evidence}; {than}", cause=_DOWN, remedy=_DOWN_REMEDY)
+    if down and expected is None:
+        return warn(
+            describe(gpu),
+            f"{evidence}, as on its twins",
+            cause=f"{gpu.name or 'this part'} is not known here: by design, or a fault of all",
+            remedy="compare with the part's data sheet",
+        )
+    return None
+
+
+def _errors(facts: Facts, _: Figures) -> Answer:
+    known = [
+        (gpu, link)
+        for gpu in facts.gpus or ()
+        for link in gpu.active_links
+        if link.num_errors is not None
+    ]
+    if not known:
+        return no_gpus(facts) if not facts.gpus else Absent("no NVLink counts its errors")
+    return answer(
+        [
+            warn(
+                f"{describe(gpu)}, link {link.index}",
+                f"{link.num_errors} replays, recoveries and CRC errors since the driver started",
+                cause="a link of poor quality: it repeats packets, which costs rate",
+                remedy="watch whether it grows; reseat or replace the part if it does",
+            )
+            for gpu, link in known
+            if (link.num_errors or 0) > LINK_ERRORS_TOLERATED
+        ],
+        f"{max(link.num_errors or 0 for _, link in known)} at most on each of {len(known)} links",
+    )
+
+
+def _fabric(facts: Facts, _: Figures) -> Answer:
+    known = [gpu for gpu in facts.gpus or () if gpu.fabric is not None]
+    members = [gpu for gpu in known if gpu.fabric and gpu.fabric.state != "not supported"]
+    if not members:
+        return no_gpus(facts) if not facts.gpus else Absent("no GPU here registers with a fabric")
+    findings = [found for gpu in members if (found := _fabric_fault(gpu)) is not None]
+    cliques = {(gpu.fabric.cluster, gpu.fabric.clique) for gpu in members if gpu.fabric}
+    if not findings and len(cliques) > 1:
+        text = listed([f"GPU {gpu.index}: {gpu.fabric and gpu.fabric.clique}" for gpu in members])
+        findings.append(
+            warn(
+                "fabric",
+                f"GPUs of this node are of {len(cliques)} cliques: {text}",
+                cause="the fabric is partitioned: GPUs of two cliques cannot reach each other",
+                remedy="place one engine within a clique, or change the partition",
+            )
+        )
+    return answer(findings, f"completed on {len(members)} GPUs")
+
+
+def _fabric_fault(gpu: Gpu) -> Finding | None:
+    fabric, num_up = gpu.fabric, len(gpu.active_links)
+    if fabric is None:
+        return None
+    if fabric.state == "completed" and fabric.status == "success":
+        if fabric.health in ("", "healthy"):
+            return None
+        return warn(
+            describe(gpu),
+            f"the fabric is {fabric.health}",
+            cause="links or routes of the fabric were lost",
+            remedy="see nvidia-smi -q, section Fabric, and the fabric manager's log",
+        )
+    evidence = f"fabric state {fabric.state}, status {fabric.status}"
+    if num_up:
+        evidence += f", although {num_up} links are up: links train without the fabric"
+    return fail(
+        describe(gpu),
+        evidence,
+        cause="the GPU is not registered with the fabric manager; peer access fails or is slow",
+        remedy="restart the fabric manager, read its log, then reset the GPU",
+    )
+
+
+def _manager(facts: Facts, _: Figures) -> Answer:
+    host = facts.host
+    switched = bool(host.nvswitch_pcis) or any(
+        link.remote == "switch" for gpu in facts.gpus or () for link in gpu.active_links
+    )
+    if not switched and not host.fabric_manager:
+        return no_gpus(facts) if not facts.gpus else Absent("no NVSwitch here")
+    findings = []
+    if host.fabric_manager_running is False and host.nvswitch_pcis:
+        findings.append(
+            fail(
+                "fabric manager",
+                "there are NVSwitches, but nv-fabricmanager does not run",
+                cause="its service is stopped or failed",
+                remedy="systemctl start nvidia-fabricmanager, and read its log",
+            )
+        )
+    if host.fabric_manager and host.driver and host.fabric_manager != host.driver:
+        findings.append(
+            fail(
+                "fabric manager",
+                f"version {host.fabric_manager}, driver {host.driver}",
+                cause="the two must be of one version: one was updated without the other",
+                remedy=f"install the fabric manager of version {host.driver}",
+            )
+        )
+    if not findings and not host.fabric_manager:
+        return Absent("the fabric manager cannot be seen from here")
+    return findings or Fine(f"version {host.fabric_manager}, as the driver")
+
+
+CHECKS = (
+    Check("fabric-state", "is the NVSwitch fabric complete", _fabric),
+    Check("fabric-manager", "does the fabric manager fit the driver", _manager),
+    Check("nvlink-links", "are all NVLinks up", _links),
+    Check("nvlink-errors", "are the NVLinks free of errors", _errors),
+)

@@ -1,0 +1,83 @@
+"""What a node is: read live, captured to a folder, or taken from one; then made into facts."""
+
+from msgspec.structs import replace
+
+from kvxfer.diagnose.facts import Facts, Gpu, GpuPair
+from kvxfer.diagnose.inventory.live import read_live
+from kvxfer.diagnose.inventory.nics import nics_of
+from kvxfer.diagnose.inventory.smi_text import parse_nvlink, parse_query
+from kvxfer.diagnose.inventory.sources import Nvml, Sources, read_folder, write_folder
+from kvxfer.diagnose.inventory.system import host_of
+from kvxfer.diagnose.inventory.topo_text import Topology, parse_p2p, parse_topo
+
+__all__ = ["Nvml", "Sources", "facts_of", "read_folder", "read_live", "write_folder"]
+
+
+def facts_of(sources: Sources) -> Facts:
+    """Facts from sources: NVML where it answered, else the text of ``nvidia-smi``."""
+    topology = parse_topo(sources.texts.get("topo.txt", ""))
+    told: dict[str, str] = {}
+    nvml = sources.nvml
+    gpus: tuple[Gpu, ...] | None
+    if nvml is not None and nvml.gpus is not None:
+        gpus, pairs = nvml.gpus, nvml.pairs
+        told["GPUs"] = "NVML"
+    else:
+        gpus, pairs = _gpus_from_text(sources, topology), _pairs_from_text(sources, topology)
+        told["GPUs"] = _text_source(sources, gpus)
+    if gpus is not None:
+        gpus = tuple(_with_numa(sources, gpu, topology) for gpu in gpus)
+    told["NICs"] = "sysfs" if sources.below("/sys/class/infiniband") else "nvidia-smi topo"
+    return Facts(
+        gpus=gpus,
+        pairs=pairs,
+        nics=nics_of(sources, gpus or (), topology),
+        host=host_of(sources),
+        sources=told,
+    )
+
+
+def _text_source(sources: Sources, gpus: tuple[Gpu, ...] | None) -> str:
+    if gpus is None:
+        reason = sources.nvml.reason if sources.nvml is not None else "no capture of NVML"
+        return f"nothing: {reason}"
+    names = [name for name in ("query.txt", "nvlink.txt", "topo.txt") if name in sources.texts]
+    return f"text of nvidia-smi: {', '.join(names)}"
+
+
+def _gpus_from_text(sources: Sources, topology: Topology) -> tuple[Gpu, ...] | None:
+    """The fullest text that there is, with links where they are told."""
+    linked = parse_nvlink(sources.texts.get("nvlink.txt", ""))
+    bare = [Gpu(index=index, name="") for index in range(topology.num_gpus)]
+    gpus = parse_query(sources.texts.get("query.txt", "")) or linked or bare
+    links = {gpu.uuid: gpu.links for gpu in linked}
+    return tuple(replace(gpu, links=links.get(gpu.uuid)) for gpu in gpus) or None
+
+
+def _pairs_from_text(sources: Sources, topology: Topology) -> tuple[GpuPair, ...]:
+    status = parse_p2p(sources.texts.get("p2p.txt", ""))
+    reads = parse_p2p(sources.texts.get("p2p-read.txt", ""))
+    told = max((max(pair) for pair in {**status, **reads}), default=-1)
+    count = range(topology.num_gpus or told + 1)
+    return tuple(
+        GpuPair(
+            src=src,
+            dst=dst,
+            path=topology.paths.get((f"GPU{src}", f"GPU{dst}"), ""),
+            nvlink=status.get((src, dst)),
+            read=reads.get((src, dst)),
+        )
+        for src in count
+        for dst in count
+        if src != dst
+    )
+
+
+def _with_numa(sources: Sources, gpu: Gpu, topology: Topology) -> Gpu:
+    """The NUMA node of the slot: -1 in sysfs, or no word at all, is unknown and never node 0."""
+    if gpu.numa_node is not None:
+        return gpu
+    node = sources.number(f"/sys/bus/pci/devices/{gpu.pci}/numa_node")
+    if node is None:
+        node = topology.numa.get(f"GPU{gpu.index}")
+    return replace(gpu, numa_node=None if node is None or node < 0 else node)

@@ -1,0 +1,48 @@
+"""Errors of the NVIDIA driver in the kernel's log.
+
+Xid codes and their meaning: NVIDIA's "Xid Errors" document.
+"""
+
+import os
+import re
+
+from kvxfer.diagnose.facts import Xid, format_pci
+
+_KMSG = "/dev/kmsg"
+_RECORD_BYTES = 8192
+_MAX_RECORDS = 100_000
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)(?:, *(.*))?")
+
+
+def read_kernel_log() -> str | None:
+    """Lines of the log that NVIDIA's drivers wrote; None where it is not readable (no root)."""
+    try:
+        log = os.open(_KMSG, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    lines = []
+    try:
+        for _ in range(_MAX_RECORDS):
+            try:
+                record = os.read(log, _RECORD_BYTES)
+            except BrokenPipeError:  # overwritten meanwhile: go on with the oldest that is there
+                continue
+            except OSError:  # no more
+                break
+            if not record:
+                break
+            text = record.decode(errors="replace").partition(";")[2].split("\n")[0]
+            if "NVRM" in text or "nvidia" in text:
+                lines.append(text)
+    finally:
+        os.close(log)
+    return "\n".join(lines) + "\n"
+
+
+def parse_xids(text: str) -> tuple[Xid, ...]:
+    """The Xids of a log, each code of a GPU once, with its first text."""
+    found: dict[tuple[str, int], Xid] = {}
+    for match in _XID.finditer(text):
+        pci, code = format_pci(match[1]), int(match[2])
+        found.setdefault((pci, code), Xid(code=code, pci=pci, text=(match[3] or "").strip()))
+    return tuple(found.values())

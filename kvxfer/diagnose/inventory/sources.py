@@ -1,0 +1,197 @@
+"""What was read of a node, before anyone interprets it: live, or from a folder of a capture.
+
+The folder's files, each of them optional:
+
+======================= =====================================================================
+``nvml.json``           what NVML and CUDA said, written by ``--capture``
+``sysfs.txt``           ``PATH:LINE`` a line, as ``grep -rs '' PATH...`` prints files of
+                        ``/sys`` and ``/proc``, and ``PATH -> TARGET`` for links
+``acs.json``            PCI bridge -> its ACS control register
+``topo.txt``            ``nvidia-smi topo -m``
+``p2p.txt``             ``nvidia-smi topo -p2p n``
+``p2p-read.txt``        ``nvidia-smi topo -p2p r``
+``query.txt``           ``nvidia-smi -q``
+``nvlink.txt``          ``nvidia-smi nvlink -s``
+``lspci.txt``           ``lspci -D -vvv``, as root
+``dmesg.txt``           the kernel's log
+``fabricmanager.txt``   ``nv-fabricmanager --version``
+``cuda.txt``            what a CUDA program said when it did not start
+``perftest-NIC-host.txt``, ``perftest-NIC-gpu.txt``: what ``ib_write_bw -d NIC`` printed, with host
+                        memory and with ``--use_cuda``
+======================= =====================================================================
+"""
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from kvxfer.diagnose.facts import Gpu, GpuPair
+from kvxfer.errors import InvalidUsage
+
+_NVML = "nvml.json"
+_SYSFS = "sysfs.txt"
+_ACS = "acs.json"
+_PERFTEST = "perftest-*.txt"
+TEXTS = (
+    "topo.txt",
+    "p2p.txt",
+    "p2p-read.txt",
+    "query.txt",
+    "nvlink.txt",
+    "lspci.txt",
+    "dmesg.txt",
+    "fabricmanager.txt",
+    "cuda.txt",
+)
+_Kind = TypeVar("_Kind")
+_MAX_BYTES = 64 << 20
+# The parts of a path have no colons, but for PCI addresses.
+_PART = r"(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|pci[0-9a-f]{4}:[0-9a-f]{2}|[^:/]+)"
+_SYSFS_LINE = re.compile(rf"((?:/{_PART})+):(.*)")
+
+
+class Nvml(msgspec.Struct, frozen=True, kw_only=True):
+    """What NVML and CUDA say.
+
+    Attributes:
+        gpus: all that NVML lists; None where it does not start.
+        pairs: ordered pairs of them.
+        driver: version of the driver, or empty.
+        reason: why there are none.
+        cuda_status: 0, or the error of the driver with which CUDA does not start.
+        cuda_reason: the same in words.
+    """
+
+    gpus: tuple[Gpu, ...] | None = None
+    pairs: tuple[GpuPair, ...] = ()
+    driver: str = ""
+    reason: str = ""
+    cuda_status: int | None = None
+    cuda_reason: str = ""
+
+
+class Sources(msgspec.Struct, kw_only=True):
+    """Everything that was read.
+
+    Attributes:
+        nvml: of NVML and CUDA; None where there is no word of them.
+        files: path below ``/sys``, ``/proc`` or ``/dev`` -> text without trailing white space.
+        links: path -> target as the link says it.
+        acs: PCI bridge -> ACS control register; None where that needs root.
+        texts: name of the file -> what the tool printed.
+        is_live: read off this machine now.
+    """
+
+    nvml: Nvml | None = None
+    files: dict[str, str] = {}
+    links: dict[str, str] = {}
+    acs: dict[str, int] | None = None
+    texts: dict[str, str] = {}
+    is_live: bool = False
+
+    def below(self, folder: str) -> list[str]:
+        """Names of the entries of a folder."""
+        start = folder.rstrip("/") + "/"
+        paths = [*self.files, *self.links]
+        names = {path[len(start) :].split("/")[0] for path in paths if path.startswith(start)}
+        return sorted(names)
+
+    def number(self, path: str) -> int | None:
+        """A file's integer, decimal or 0x; None where it is missing or none."""
+        try:
+            return int(self.files[path], 0)
+        except (KeyError, ValueError):
+            return None
+
+
+def read_folder(folder: Path) -> Sources:
+    """Sources from a capture.
+
+    Raises:
+        InvalidUsage: there is no such folder, or nothing in it that a capture has.
+    """
+    if not folder.is_dir():
+        raise InvalidUsage(f"{str(folder)!r} is no folder; name one that --capture wrote")
+    perftests = sorted(path.name for path in folder.glob(_PERFTEST))
+    found = {
+        name: text
+        for name in (_NVML, _SYSFS, _ACS, *TEXTS, *perftests)
+        if (text := _read(folder / name)) is not None
+    }
+    if not found:
+        names = ", ".join((_NVML, _SYSFS, _ACS, *TEXTS))
+        raise InvalidUsage(f"{str(folder)!r} holds no file of a capture; known are {names}")
+    files, links = parse_sysfs(found.pop(_SYSFS, ""))
+    nvml, acs = found.pop(_NVML, None), found.pop(_ACS, None)
+    return Sources(
+        nvml=None if nvml is None else _decode(nvml, Nvml, _NVML),
+        files=files,
+        links=links,
+        acs=None if acs is None else _decode(acs, dict[str, int], _ACS),
+        texts=found,
+    )
+
+
+def write_folder(sources: Sources, folder: Path) -> list[str]:
+    """Write a capture that :func:`read_folder` reads; returns the names of its files.
+
+    Raises:
+        InvalidUsage: it cannot be written.
+    """
+    found = {_SYSFS: format_sysfs(sources), **sources.texts}
+    for name, value in ((_NVML, sources.nvml), (_ACS, sources.acs)):
+        if value is not None:
+            found[name] = msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in found.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidUsage(
+            f"cannot write the capture to {str(folder)!r}: {error.strerror}"
+        ) from error
+    return sorted(found)
+
+
+def parse_sysfs(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Files and links of ``sysfs.txt``; lines of one file are joined again."""
+    lines: dict[str, list[str]] = {}
+    links: dict[str, str] = {}
+    for line in text.splitlines():
+        path, arrow, target = line.partition(" -> ")
+        if arrow and path.startswith("/"):
+            links[path] = target.strip()
+        elif match := _SYSFS_LINE.fullmatch(line):
+            lines.setdefault(match[1], []).append(match[2])
+    return {path: "\n".join(parts).strip() for path, parts in lines.items()}, links
+
+
+def format_sysfs(sources: Sources) -> str:
+    """The text of ``sysfs.txt``."""
+    lines = [
+        f"{path}:{line}"
+        for path, value in sorted(sources.files.items())
+        for line in value.splitlines() or [""]
+    ]
+    lines += [f"{path} -> {target}" for path, target in sorted(sources.links.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: Path) -> str | None:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InvalidUsage(
+                f"{str(path)!r} has more than {_MAX_BYTES} bytes; cut it to what matters"
+            )
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _decode(text: str, kind: type[_Kind], name: str) -> _Kind:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidUsage(f"{name} of the capture cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""Measurements: every byte of every round is compared by the destination."""

@@ -1,0 +1,63 @@
+"""``kvxfer diagnose`` between two GPUs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvxfer.diagnose.figures import BOTH_WAYS, ENGINE, KERNEL, LATENCY, PAGED
+from kvxfer.diagnose.inventory.nvml import read_nvml
+from kvxfer.diagnose.measure.cuda_node import CudaNode
+from kvxfer.diagnose.measure.node import PAGE_BYTES, Copy
+
+AREA_BYTES = 64 * PAGE_BYTES
+
+
+@pytest.mark.parametrize("kind", [ENGINE, KERNEL, PAGED])
+@pytest.mark.parametrize("run_by", [0, 1])
+def test_a_copy_between_gpus_by_either(kind: str, run_by: int) -> None:
+    node = CudaNode({0: 0, 1: 1}, AREA_BYTES)
+    copies = [
+        Copy(src=src, dst=dst, run_by=run_by, kind=kind, num_pages=48, first_dst_page=8)
+        for src, dst in ((0, 1), (1, 0))
+    ]
+    for gpu in node.gpus:
+        node.fill(gpu, 11)
+    node.run(copies)
+    assert [node.check(copy, 11).num_words for copy in copies] == [0, 0]
+    assert node.check(copies[0], 12).num_words == copies[0].num_bytes // 8
+
+
+def test_reads_of_the_other_gpu_are_right() -> None:
+    node = CudaNode({0: 0, 1: 1}, AREA_BYTES)
+    for src, dst in ((0, 1), (1, 0)):
+        assert node.read_latency(src, dst)[1].num_words == 0
+
+
+def test_nvml_and_cuda_agree_on_peer_access() -> None:
+    found = read_nvml()
+    pair = next(pair for pair in found.pairs if (pair.src, pair.dst) == (0, 1))
+    assert pair.cuda_access
+    assert pair.read == pair.write == "ok"
+
+
+def test_the_command_fills_the_matrix(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "kvxfer", "diagnose", "--quick", "--json", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd="/",
+    )
+    assert done.returncode in (0, 1), done.stderr
+    report: dict[str, Any] = json.loads(path.read_text())
+    keys = {(one["kind"], one["src"], one["dst"]) for one in report["figures"]["all"]}
+    for kind in (ENGINE, KERNEL, PAGED, LATENCY):
+        assert {(kind, "gpu0", "gpu1"), (kind, "gpu1", "gpu0")} <= keys, done.stdout
+    assert (BOTH_WAYS, "gpu0", "gpu1") in keys
+    verdicts = {check["check"]: check["verdict"] for check in report["checks"]}
+    assert (verdicts["bytes"], verdicts["measured"]) == ("PASS", "PASS"), done.stdout
