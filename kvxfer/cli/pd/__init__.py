@@ -1,0 +1,25 @@
+"""kvxfer pd: prefill and decode on separate engines: serve, measure, report."""
+
+import argparse
+from importlib import import_module
+
+_COMMANDS: tuple[str, ...] = ("up", "proxy", "bench", "report", "demo")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the sub-commands, one module of this package each."""
+    commands = parser.add_subparsers(dest="pd_command", required=True, metavar="COMMAND")
+    for name in _COMMANDS:
+        module = import_module(f"kvxfer.cli.pd.{name}")
+        summary = (module.__doc__ or "").strip().splitlines()[0].split(": ", 1)[-1]
+        command = commands.add_parser(
+            name, help=summary, description=summary, formatter_class=parser.formatter_class
+        )
+        command.set_defaults(run_pd=module.run, parser=command)
+        module.add_arguments(command)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the sub-command; returns its exit status."""
+    status: int = args.run_pd(args)
+    return status

@@ -1,0 +1,1 @@
+"""The whole pipeline on one machine in minutes: two engines, one prompt, a small load."""

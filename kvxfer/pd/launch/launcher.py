@@ -1,0 +1,77 @@
+"""From a set-up and a model to a running stack, in a folder of its own."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from kvxfer.errors import NotAvailable
+from kvxfer.pd.launch.engines import engine_programs, proxy_program
+from kvxfer.pd.launch.ports import FRONT_PORT, LOOPBACK, PortPlan
+from kvxfer.pd.launch.python_site import PythonSite
+from kvxfer.pd.launch.spec import SetupSpec
+from kvxfer.pd.launch.stack import START_S, Stack, Watcher
+from kvxfer.pd.models import ServedModel
+
+_PREFIX: Final = "kvxfer-pd-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """How set-ups are started.
+
+    Args:
+        site: the Python of the engines.
+        model: what they serve.
+        logs: a folder that gets one for each set-up started.
+        host, port: of the proxy.
+        ports: of engines and connectors.
+        start_timeout_s: until all programs of a set-up are healthy.
+    """
+
+    site: PythonSite
+    model: ServedModel
+    logs: Path
+    host: str = LOOPBACK
+    port: int = FRONT_PORT
+    ports: PortPlan = field(default_factory=PortPlan)
+    start_timeout_s: float = START_S
+
+    def start(self, spec: SetupSpec, watch: Watcher | None = None) -> Stack:
+        """Start a set-up and wait until it is up.
+
+        Raises:
+            InvalidUsage: it does not fit this machine or its ports.
+            NotAvailable: a port is in use, or the proxy lacks a package.
+            PeerLost: a program ended; with the last lines of its log.
+            ControlTimeout: it is not up in time.
+        """
+        if spec.kind == "pd" and find_spec("aiohttp") is None:
+            raise NotAvailable("the proxy needs aiohttp: pip install 'kvxfer[pd]'")
+        engines = engine_programs(spec, self.model, self.site, self.ports)
+        is_pd = spec.kind == "pd"
+        proxy = proxy_program(spec, self.ports, self.host, self.port) if is_pd else None
+        folder = Path(tempfile.mkdtemp(prefix=f"{spec.name}-", dir=self.logs))
+        stack = Stack(engines, proxy, folder, host=self.host)
+        try:
+            stack.wait_up(self.start_timeout_s, watch)
+        except BaseException:
+            stack.close()
+            raise
+        return stack
+
+
+@contextmanager
+def scratch_folder(kept: Path | None) -> Iterator[Path]:
+    """A folder for logs and models: ``kept``, or a new one, which stays where the block fails."""
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept.resolve()
+        return
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    yield Path(folder)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,263 @@
+"""LMCache's PD backend: prefill, a notice from each rank that KV has arrived, then the decode.
+
+The decode's prompt is the client's and the first token, which the prefill has made: an engine that
+is set up for LMCache looks its KV up by all tokens but the last. (LMCache,
+``disagg_proxy_server.py``.)
+"""
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from kvxfer.errors import ProtocolMismatch
+from kvxfer.pd.proxy.body import Body, write_body
+from kvxfer.pd.proxy.continuation import ChatContinuation, Continuation
+from kvxfer.pd.proxy.engine import Engine
+from kvxfer.pd.proxy.exchange import Exchange, Pair, Tools
+from kvxfer.pd.proxy.failure import Failure, LegFailed
+from kvxfer.pd.proxy.legs import Answer, Opened
+from kvxfer.pd.proxy.lmcache_body import (
+    decode_leg,
+    prefill_leg,
+    tokenize_fields,
+    why_not_continued,
+)
+from kvxfer.pd.proxy.notices import Arrival, Notices
+from kvxfer.pd.proxy.relay import DONE, JSON, Reply
+from kvxfer.pd.proxy.sse import EventReader, event
+
+_PATH: Final = "/v1/completions"
+_chunk = msgspec.json.Decoder(dict[str, Any])
+_STREAM: Final = ("Content-Type", "text/event-stream; charset=utf-8")
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _FirstToken(msgspec.Struct):
+    first_tok: int
+
+
+class _Choice(msgspec.Struct):
+    text: str
+    finish_reason: str | None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _Completion(msgspec.Struct):
+    """What there must be of one, of either leg."""
+
+    id: str
+    created: int
+    model: str
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: _Usage
+
+
+class _Prefilled(_Completion):
+    kv_transfer_params: _FirstToken
+
+
+class _Options(msgspec.Struct):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+@dataclass(frozen=True, slots=True)
+class _HandedOver:
+    """A prefill that is done: its tokens, the first that it made, and the answer so far."""
+
+    tokens: list[int]
+    first_token: int
+    answer: Continuation
+    arrival: Arrival
+
+
+class LMCache:
+    """The mode of ``--connector lmcache``."""
+
+    def __init__(self, tools: Tools, notices: Notices) -> None:
+        self._tools = tools
+        self._notices = notices
+
+    def why_alone(self, body: Body) -> str | None:
+        """As `Mode`."""
+        return why_not_continued(body)
+
+    async def answer(self, exchange: Exchange, pair: Pair) -> None:
+        """As `Mode`."""
+        tokens = await self._tokens(exchange, pair)
+        if tokens is None:
+            return
+        done = await self._prefill(exchange, pair, tokens)
+        if done is None:
+            return
+        is_taken = False
+        try:
+            if exchange.body.flag("stream"):
+                await exchange.reply.begin(200, [_STREAM])
+                await exchange.reply.write(_events(done.answer.opening()))
+            if done.answer.has_stopped:
+                await _finish(exchange, done.answer, None)
+                return
+            await self._arrived(pair, done)
+            body = write_body(decode_leg(exchange.body, tokens, done.first_token))
+            with closing(await self._tools.decode(exchange, pair.decode, body, _PATH)) as opened:
+                is_taken = opened.status == 200
+                await _go_on(exchange, done.answer, opened)
+        finally:
+            if is_taken:
+                done.arrival.close()
+            else:  # the decode engine keeps it until it is looked up
+                self._tools.background.run(self._discard(exchange, pair, done))
+
+    async def close(self) -> None:
+        """As `Mode`."""
+        await self._notices.close()
+
+    async def _tokens(self, exchange: Exchange, pair: Pair) -> list[int] | None:
+        """The prompt's token ids; None where the client has been told why there are none."""
+        prompt = exchange.body.prompt()
+        if prompt.is_exact:
+            try:
+                return [*msgspec.json.decode(prompt.text, type=list[int])]
+            except msgspec.MsgspecError as error:
+                raise Failure(400, f"prompt is not a list of token ids: {error}") from error
+        answer = await self._tools.legs.ask(
+            pair.prefill, "/tokenize", write_body(tokenize_fields(exchange.body)), exchange.headers
+        )
+        if answer.status != 200:
+            await exchange.reply.whole(answer)
+            return None
+        tokens: _Tokens = _read(pair.prefill, answer, _Tokens)
+        return tokens.tokens
+
+    async def _prefill(
+        self, exchange: Exchange, pair: Pair, tokens: list[int]
+    ) -> _HandedOver | None:
+        channels = pair.decode.address.channels
+        params = {
+            "ret_first_tok": True,
+            "disagg_spec": {
+                "req_id": exchange.id,
+                "receiver_host": pair.decode.address.host,
+                "receiver_init_port": [channel.init_port for channel in channels],
+                "receiver_alloc_port": [channel.alloc_port for channel in channels],
+            },
+        }
+        arrival = self._notices.expect(exchange.id, len(channels))
+        done: _HandedOver | None = None
+        try:
+            body = write_body(prefill_leg(exchange.body, tokens, params))
+            answer = await self._tools.prefill(exchange, pair, body, _PATH)
+            if answer.status != 200:
+                await exchange.reply.whole(answer)
+            else:
+                done = _handed_over(exchange, pair, tokens, answer, arrival)
+            return done
+        finally:
+            if done is None:
+                arrival.close()
+
+    async def _arrived(self, pair: Pair, done: _HandedOver) -> None:
+        limit_s = self._tools.limits.notice_s
+        if not await done.arrival.wait(limit_s):
+            raise LegFailed(
+                pair.prefill,
+                f"not all of its ranks have said within {limit_s:g} s that KV has arrived; "
+                "pd_proxy_host and pd_proxy_port must name this proxy",
+                504,
+            )
+
+    async def _discard(self, exchange: Exchange, pair: Pair, done: _HandedOver) -> None:
+        with closing(done.arrival):
+            await done.arrival.wait(self._tools.limits.notice_s)
+        prompt = [*done.tokens, done.first_token]
+        model = exchange.body.fields.get("model", msgspec.Raw(b"null"))
+        await self._tools.discard([pair.decode], {"model": model, "prompt": prompt})
+
+
+def _handed_over(
+    exchange: Exchange, pair: Pair, tokens: list[int], answer: Answer, arrival: Arrival
+) -> _HandedOver:
+    first: _Prefilled = _read(pair.prefill, answer, _Prefilled)
+    options = _stream_options(exchange.body)
+    kind = ChatContinuation if exchange.body.is_chat else Continuation
+    continuation = kind(
+        msgspec.json.decode(answer.body),
+        with_usage=bool(options.include_usage),
+        always_usage=bool(options.continuous_usage_stats),
+    )
+    return _HandedOver(tokens, first.kv_transfer_params.first_tok, continuation, arrival)
+
+
+def _stream_options(body: Body) -> _Options:
+    if not body.has("stream_options"):
+        return _Options()
+    try:
+        return msgspec.json.decode(body.fields["stream_options"], type=_Options)
+    except msgspec.MsgspecError:
+        return _Options()  # the decode engine refuses them
+
+
+async def _go_on(exchange: Exchange, answer: Continuation, opened: Opened) -> None:
+    if opened.status != 200 and not exchange.reply.has_begun:
+        await exchange.reply.relay(opened)
+    elif opened.status != 200:
+        refusal = await opened.whole()
+        text = refusal.body.decode(errors="replace")
+        raise LegFailed(opened.engine, f"refused to go on ({refusal.status}): {text}")
+    elif exchange.reply.has_begun:
+        await _stream(exchange.reply, answer, opened)
+    else:
+        decoded = await opened.whole()
+        _read(opened.engine, decoded, _Completion)
+        await _finish(exchange, answer, msgspec.json.decode(decoded.body))
+
+
+async def _finish(exchange: Exchange, answer: Continuation, decoded: Any) -> None:
+    """The end of a stream that has stopped, or an answer that is not streamed."""
+    if exchange.reply.has_begun:
+        await exchange.reply.write(DONE)
+        await exchange.reply.end()
+        return
+    body = msgspec.json.encode(answer.whole(decoded))
+    await exchange.reply.whole(Answer(200, [JSON], body))
+
+
+async def _stream(reply: Reply, answer: Continuation, opened: Opened) -> None:
+    reader = EventReader()
+    async for part in opened.parts():
+        try:
+            events = list(reader.feed(part))
+            chunks = [_chunk.decode(it) for it in events if it != b"[DONE]"]
+            told = _events([it if "error" in it else answer.next(it) for it in chunks])
+        except (msgspec.MsgspecError, ProtocolMismatch, KeyError, TypeError) as error:
+            raise LegFailed(opened.engine, f"sent what is no completion: {error!r}") from error
+        if b"[DONE]" in events:
+            await reply.write(told + DONE)
+            await reply.end()
+            return
+        if told:
+            await reply.write(told)
+    raise LegFailed(opened.engine, "ended its stream before [DONE]")
+
+
+def _events(chunks: list[dict[str, Any]]) -> bytes:
+    return b"".join(event(msgspec.json.encode(chunk)) for chunk in chunks)
+
+
+def _read(engine: Engine, answer: Answer, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise LegFailed(
+            engine, f"answered what LMCache's hand-over does not expect: {error}"
+        ) from error

@@ -1,0 +1,200 @@
+"""Records of a benchmark of PD set-ups: schemas ``kvxfer.pd-setup/1`` and ``kvxfer.pd-point/1``.
+
+A folder a run, a folder a set-up in it, three files a measured point's worth of load::
+
+    DIR/SETUP/setup.json                  PDSetup: what was run
+    DIR/SETUP/c16-i8192-o1024.json        what ``vllm bench serve --save-detailed`` wrote, untouched
+    DIR/SETUP/c16-i8192-o1024.point.json  PDPoint: how it was measured
+
+A point's own record is written last, so that a point is whole where that file is: a run that was
+cut off goes on with the points that have none. Fields are only ever added within version 1.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from kvxfer.errors import InvalidUsage
+
+SETUP_SCHEMA = "kvxfer.pd-setup/1"
+POINT_SCHEMA = "kvxfer.pd-point/1"
+SETUP_FILE = "setup.json"
+POINT_SUFFIX = ".point.json"
+MAX_RECORD_BYTES = 16 << 20
+
+Kind: TypeAlias = Literal["pd", "aggregated", "prefill_only", "external"]
+Connector: TypeAlias = Literal["kvxfer", "nixl", "lmcache", "none"]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+_Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0)]
+_Record = TypeVar("_Record", "PDSetup", "PDPoint")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_STEM = re.compile(r"c[1-9][0-9]{0,8}-i[1-9][0-9]{0,8}-o[1-9][0-9]{0,8}")
+
+
+class PDSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What one set-up was: engines, model, connector, machine.
+
+    An aggregated set-up has ``num_prefill`` engines that do both and no decode engines; so has one
+    of kind ``prefill_only``, whose replies are one token long. ``external`` is a server that was
+    running already. ``token_budget`` is the most tokens of one engine step (vLLM's
+    ``max_num_batched_tokens``), None where it is not known.
+    """
+
+    schema: Literal["kvxfer.pd-setup/1"] = "kvxfer.pd-setup/1"
+    name: str
+    kind: Kind
+    connector: Connector
+    model: str
+    num_prefill: _Count = 1
+    num_decode: _Count = 0
+    prefill_tp: _Positive = 1
+    decode_tp: _Positive = 1
+    devices: list[str] = []
+    prefill_args: list[str] = []
+    decode_args: list[str] = []
+    token_budget: _Positive | None = None
+    environment: dict[str, str] = {}
+    started_at: str = ""  # ISO 8601, UTC
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.name) is None:
+            raise ValueError(f"the name {self.name!r} is not letters, digits and . _ + - (to 100)")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices (GPUs, or CPU ranks) of all engines together."""
+        return self.num_prefill * self.prefill_tp + self.num_decode * self.decode_tp
+
+
+class PDPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """How one point of load was measured; ``isl`` and ``osl`` are tokens in and out.
+
+    ``served_prompt_tokens`` and ``served_output_tokens`` are what the engines that answer the
+    client counted themselves meanwhile, None where nobody asked them. ``findings`` are faults of
+    the client that the run saw.
+    """
+
+    schema: Literal["kvxfer.pd-point/1"] = "kvxfer.pd-point/1"
+    concurrency: _Positive
+    num_prompts: _Positive
+    isl: _Positive
+    osl: _Positive
+    command: list[str] = []
+    duration_s: _Seconds = 0.0
+    served_prompt_tokens: _Count | None = None
+    served_output_tokens: _Count | None = None
+    notes: list[str] = []
+    findings: list[str] = []
+
+    @property
+    def stem(self) -> str:
+        """The name of its files, without their suffix."""
+        return stem_of(self.concurrency, self.isl, self.osl)
+
+
+def stem_of(concurrency: int, isl: int, osl: int) -> str:
+    """The name of a point's files, without their suffix: ``c16-i8192-o1024``."""
+    return f"c{concurrency}-i{isl}-o{osl}"
+
+
+def bench_path(folder: Path, point: PDPoint) -> Path:
+    """Where the client's own JSON of a point lies in the folder of its set-up."""
+    return folder / f"{point.stem}.json"
+
+
+def save_setup(folder: Path, setup: PDSetup) -> Path:
+    """Write ``setup.json`` into the set-up's folder, which is made where it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return _save(folder / SETUP_FILE, setup)
+
+
+def save_point(folder: Path, point: PDPoint) -> Path:
+    """Write a point's own record; call it last, when the client's JSON is complete."""
+    return _save(folder / f"{point.stem}{POINT_SUFFIX}", point)
+
+
+def load_setup(folder: Path) -> PDSetup:
+    """Read the record of a set-up from its folder.
+
+    Raises:
+        InvalidUsage: it is missing or not of the schema; names the file and the field.
+    """
+    return _load(folder / SETUP_FILE, PDSetup)
+
+
+def load_point(path: Path) -> PDPoint:
+    """Read one ``*.point.json``.
+
+    Raises:
+        InvalidUsage: as :func:`load_setup`, or its name says another point than its content.
+    """
+    point = _load(path, PDPoint)
+    if path.name != point.stem + POINT_SUFFIX:
+        raise InvalidUsage(f"{path} holds the point {point.stem}; rename it, or measure it again")
+    return point
+
+
+def is_measured(folder: Path, wanted: PDPoint) -> bool:
+    """Whether a set-up's folder holds this point whole, so that a run that resumes may skip it."""
+    path = folder / f"{wanted.stem}{POINT_SUFFIX}"
+    try:
+        found = load_point(path)
+    except InvalidUsage:
+        return False
+    return found.num_prompts == wanted.num_prompts and bench_path(folder, found).is_file()
+
+
+def find_setups(folder: Path) -> list[Path]:
+    """Folders of set-ups in the folder of a run, by name.
+
+    Raises:
+        InvalidUsage: there is none.
+    """
+    found = sorted(path.parent for path in folder.glob(f"*/{SETUP_FILE}"))
+    if not found:
+        raise InvalidUsage(
+            f"{folder} has no SETUP/{SETUP_FILE}; name what `kvxfer pd bench --out` wrote"
+        )
+    return found
+
+
+def find_points(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Records of points in a set-up's folder, and results of points that were cut off."""
+    whole = sorted(folder.glob(f"*{POINT_SUFFIX}"))
+    stems = {path.name.removesuffix(POINT_SUFFIX) for path in whole}
+    results = (path for path in sorted(folder.glob("*.json")) if _STEM.fullmatch(path.stem))
+    return whole, [path for path in results if path.stem not in stems]
+
+
+def _save(path: Path, record: PDSetup | PDPoint) -> Path:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    return draft.replace(path)  # a reader sees the whole file or none
+
+
+def _load(path: Path, kind: type[_Record]) -> _Record:
+    try:
+        return msgspec.json.decode(read_bounded(path, MAX_RECORD_BYTES), type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidUsage(f"{path} is not a record of a PD benchmark: {error}") from error
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """The content of a file.
+
+    Raises:
+        InvalidUsage: it cannot be read, or is larger than ``most_bytes``.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except OSError as error:
+        raise InvalidUsage(f"cannot read {path}: {error.strerror}") from error
+    if len(content) > most_bytes:
+        raise InvalidUsage(f"{path} is larger than {most_bytes} bytes, the most that is read")
+    return content

@@ -1,0 +1,98 @@
+"""``kvxfer pd`` as a program, beside a fake vLLM; and what it left running."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fake_vllm import PIDS, write_site
+
+DEADLINE_S = 60.0
+
+
+class Fake:
+    """A folder with a fake vLLM, and the processes that it started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.site = write_site(folder / "site")
+        self.pids = folder / "pids"
+        self.pids.mkdir()
+        self.base_port = free_ports()
+
+    def words(self, command: str, *arguments: str) -> list[str]:
+        ports = ["--port", str(self.base_port + 700), "--engine-ports", str(self.base_port)]
+        return [sys.executable, "-m", "kvxfer", "pd", command, *ports, *arguments]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self.site), PIDS: str(self.pids)}
+
+    def run(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            self.words(command, *arguments),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            cwd="/",
+            env=self.environment,
+        )
+
+    @contextmanager
+    def started(self, command: str, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+        process = subprocess.Popen(
+            self.words(command, *arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            env=self.environment,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+            self.wait_gone()
+
+    def running(self) -> list[int]:
+        """Engines and workers that are still there."""
+        return [int(path.name) for path in self.pids.iterdir() if is_running(int(path.name))]
+
+    def wait_gone(self) -> list[int]:
+        """What is left once nothing more ends, or at the deadline."""
+        end_s = time.monotonic() + DEADLINE_S
+        while (left := self.running()) and time.monotonic() < end_s:
+            time.sleep(0.05)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        return left
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def free_ports() -> int:
+    """The first of a span of ports where those that a small set-up takes are free."""
+    rng = random.Random()
+    for _ in range(100):
+        base = rng.randrange(20000, 50000)
+        if all(_is_free(base + offset) for offset in (0, 1, 100, 101, 200, 300, 400, 500, 700)):
+            return base
+    raise AssertionError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

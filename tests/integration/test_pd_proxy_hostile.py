@@ -1,0 +1,233 @@
+"""Bodies and connections of no good client: an error in OpenAI's shape, and nothing else."""
+
+import asyncio
+import json
+import socket
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import pytest
+from pd_proxies import CHAT, COMPLETIONS, QUICK, Setup, run, serving, until_true
+
+GOOD = {"prompt": [1, 2, 3], "max_tokens": 2}
+SMALL = replace(QUICK, body_bytes=10_000, body_s=0.5)
+
+BAD_BODIES = {
+    "empty": b"",
+    "no_json": b"{",
+    "two_objects": b"{}{}",
+    "list": b"[1]",
+    "string": b'"x"',
+    "number": b"1",
+    "null": b"null",
+    "not_utf8_key": b'{"\xff": 1}',
+    "nan": b'{"prompt": [1, 2], "temperature": NaN}',
+    "deep": b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep_objects": b'{"prompt": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
+    "hidden_params": b'{"prompt": [1, 2], "vllm_xargs": {"kv_transfer\\u005fparams": "x"}}',
+    "xargs_no_object": b'{"prompt": [1, 2], "vllm_xargs": [1]}',
+    "gzip": b"\x1f\x8b\x08\x00" + b"\x00" * 64,
+}
+
+
+async def still_serves(setup: Setup) -> None:
+    assert (await setup.ask(GOOD)).status == 200
+    await setup.settled()
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("name", BAD_BODIES)
+def test_a_body_that_is_no_object_is_status_400(name: str, path: str) -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            reply = await setup.ask(BAD_BODIES[name], path)
+            assert reply.status == 400
+            assert reply.json["error"]["type"] == "BadRequestError"
+            assert reply.headers["Content-Type"] == "application/json"
+            assert not setup.prefill[0].seen
+            assert not setup.decode[0].seen
+            await still_serves(setup)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": None},
+        {"prompt": {}},
+        {"prompt": []},
+        {"prompt": [[[1]]]},
+        {"prompt": [1, 2], "n": -1},
+        {"prompt": [1, 2], "n": [9] * 100},
+        {"prompt": [1, 2], "n": 1e300},
+        {"prompt": [1, 2], "max_tokens": 2**200},
+        {"prompt": [1, 2], "max_tokens": "9"},
+        {"prompt": [1, 2], "stream": "yes"},
+        {"prompt": [1, 2], "echo": {"a": 1}},
+    ],
+    ids=lambda fields: json.dumps(fields)[:40],
+)
+def test_a_value_that_the_proxy_cannot_read_is_the_engine_s_to_refuse(fields: object) -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            for engine in (*setup.prefill, *setup.decode):
+                engine.refusal = (422, b"mine")
+            for connector_path in (COMPLETIONS, CHAT):
+                reply = await setup.ask(fields, connector_path)
+                assert (reply.status, reply.body) == (422, b"mine")
+            await setup.settled()
+
+    run(test())
+
+
+@pytest.mark.parametrize("connector", ["kvxfer", "nixl", "lmcache"])
+def test_every_connector_survives_strange_values(connector: str) -> None:
+    strange = [None, True, -1, 0, 1.5, "x", [], {}, [[]], {"a": 1}, 2**70]
+    names = ["prompt", "n", "max_tokens", "min_tokens", "stop", "stream", "stream_options", "seed",
+             "temperature", "model", "kv_transfer_params", "vllm_xargs", "logprobs"]  # fmt: skip
+
+    async def test() -> None:
+        async with serving(connector=connector) as setup:
+            for engine in (*setup.prefill, *setup.decode):
+                engine.refusal = (422, b"mine")
+            for name in names:
+                for value in strange:
+                    reply = await setup.ask({**GOOD, name: value})
+                    assert reply.status in (400, 422), (name, value, reply)
+            assert await setup.metric("kvxfer_proxy_requests_total", status="500") == 0
+            await setup.settled()
+
+    run(test())
+
+
+def test_a_client_cannot_send_kv_anywhere() -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            there = {"kvxfer": {"role": "send", "receivers": [{"init": "tcp://10.0.0.9:1"}]}}
+            await setup.ask({**GOOD, "kv_transfer_params": there})
+            for engine in (setup.prefill[0], setup.decode[0]):
+                assert b"10.0.0.9" not in engine.seen[0].raw
+
+    run(test())
+
+
+def test_a_body_above_the_limit_is_status_413() -> None:
+    async def test() -> None:
+        async with serving(limits=SMALL) as setup:
+            large = {**GOOD, "user": "x" * 20_000}
+            for data in (json.dumps(large).encode(), chunks(large)):
+                async with setup.session.post(setup.url + COMPLETIONS, data=data) as response:
+                    assert response.status == 413
+                    assert "10000 bytes" in (await response.json())["error"]["message"]
+            await still_serves(setup)
+
+    run(test())
+
+
+async def chunks(body: object):  # type: ignore[no-untyped-def]
+    """A body whose length is not said beforehand."""
+    data = json.dumps(body).encode()
+    for start in range(0, len(data), 1000):
+        yield data[start : start + 1000]
+
+
+def connected(setup: Setup) -> socket.socket:
+    address = urlsplit(setup.url)
+    return socket.create_connection((address.hostname or "", address.port or 0), timeout=10)
+
+
+def test_a_body_that_never_comes_is_status_408() -> None:
+    async def test() -> None:
+        async with serving(limits=SMALL) as setup:
+            with connected(setup) as client:
+                client.sendall(
+                    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+                )
+                answer = await asyncio.to_thread(client.recv, 4096)
+            assert answer.startswith(b"HTTP/1.1 408")
+            await still_serves(setup)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\xff" * 500,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 50_000 + b"\r\n",
+    ],
+    ids=["noise", "version", "negative_length", "two_lengths", "long_header", "many_headers"],
+)
+def test_what_is_no_http_ends_the_connection(data: bytes) -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            with connected(setup) as client:
+                answer = await asyncio.to_thread(send_and_read, client, data)
+            assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4", b"HTTP/9.9 4")) or not answer
+            await still_serves(setup)
+
+    run(test())
+
+
+def send_and_read(client: socket.socket, data: bytes) -> bytes:
+    try:
+        client.sendall(data)
+        return client.recv(4096)
+    except ConnectionError:
+        return b""
+
+
+def test_a_client_of_http_1_0_reads_a_stream_to_its_end() -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            body = json.dumps({**GOOD, "stream": True}).encode()
+            head = f"POST {COMPLETIONS} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            with connected(setup) as client:
+                client.sendall(head + body)
+                answer = await asyncio.to_thread(read_all, client)
+            assert b"Transfer-Encoding" not in answer
+            assert answer.endswith(b"data: [DONE]\n\n")
+
+    run(test())
+
+
+def read_all(client: socket.socket) -> bytes:
+    return b"".join(iter(lambda: client.recv(4096), b""))
+
+
+def test_requests_in_one_write_are_answered_in_order() -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            request = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+            last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            with connected(setup) as client:
+                client.sendall(request * 3 + last)
+                answer = await asyncio.to_thread(read_all, client)
+            assert answer.count(b"HTTP/1.1 200") == 4
+
+    run(test())
+
+
+def test_many_clients_at_once_all_get_their_own_answer() -> None:
+    async def one(setup: Setup, number: int) -> None:
+        body = {"prompt": [number % 120 + 1] * 9, "max_tokens": 5, "stream": bool(number % 2)}
+        reply = await setup.ask(body, headers={"X-Request-Id": str(number)})
+        first = reply.events[0] if number % 2 else reply.json
+        assert first["id"] == f"cmpl-{number}"
+
+    async def test() -> None:
+        async with serving(2, 2) as setup:
+            await asyncio.gather(*(one(setup, number) for number in range(200)))
+            await setup.settled()
+            await until_true(lambda: have_all_ended(setup, 200))
+
+    run(test())
+
+
+async def have_all_ended(setup: Setup, count: int) -> bool:
+    return await setup.metric("kvxfer_proxy_requests_total", status="200") == count

@@ -1,0 +1,101 @@
+"""Single requests, to servers that misbehave."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kvxfer.errors import InvalidUsage, NotAvailable, TransferFailed
+from kvxfer.pd import client
+
+EVENTS = (
+    ": a comment\n\n"
+    'data: {"choices": [{"text": "a"}]}\n\n'
+    'data: {"choices": [{"text": null}]}\n\n'
+    'data: {"choices": [{"text": "b"}]}\n\n'
+    'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n'
+    "data: [DONE]\n\n"
+)
+
+
+@contextmanager
+def answering(reply: bytes | None) -> Iterator[str]:
+    """A server that gives one reply, then closes; None = it never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            held.append(peer)
+            peer.settimeout(10.0)
+            while not peer.recv(65536):
+                pass
+            if reply is not None:
+                peer.sendall(reply)
+                peer.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(10.0)
+        for peer in held:
+            peer.close()
+
+
+def reply(body: str, status: str = "200 OK", length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    return f"HTTP/1.1 {status}\r\nContent-Length: {size}\r\n\r\n{body}".encode()
+
+
+def test_a_stream_gives_text_and_a_gap_between_chunks_with_choices() -> None:
+    with answering(reply(EVENTS)) as url:
+        answer = client.complete(url, {"prompt": "x"}, 10.0)
+    assert answer.text == "ab"
+    assert len(answer.gaps_s) == 2
+    assert answer.ttft_s > 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind"),
+    [
+        (reply("no", "503 Busy"), TransferFailed),
+        (reply("data: {\n\n"), TransferFailed),
+        (reply('data: {"error": {"message": "no"}}\n\n'), TransferFailed),
+        (reply("data: [DONE]\n\n"), TransferFailed),  # no token
+        (reply('data: {"choices": [{"text": "a"}]}\n\n'), TransferFailed),  # no end
+        (b"nonsense\r\n\r\n", NotAvailable),
+        (b"", NotAvailable),
+    ],
+)
+def test_what_is_no_answer_is_one_of_our_errors(sent: bytes, kind: type[Exception]) -> None:
+    with answering(sent) as url, pytest.raises(kind):
+        client.complete(url, {"prompt": "x"}, 10.0)
+
+
+def test_an_answer_cut_short_is_seen() -> None:
+    with answering(reply("{}", length=100)) as url, pytest.raises(NotAvailable):
+        client.post(url, "/x", {}, 10.0)
+
+
+@pytest.mark.parametrize("body", ["[]", "{", "[" * 100_000])
+def test_an_answer_that_is_no_object_is_refused(body: str) -> None:
+    with answering(reply(body)) as url, pytest.raises(TransferFailed):
+        client.post(url, "/x", {}, 10.0)
+
+
+def test_nobody_is_not_healthy_and_neither_is_who_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    assert not client.is_healthy(url, 5.0)
+    with answering(None) as url:
+        assert not client.is_healthy(url, 0.2)
+    with answering(reply("")) as url:
+        assert client.is_healthy(url, 10.0)
+
+
+@pytest.mark.parametrize("url", ["", "h:1", "https://h:1", "http://"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidUsage):
+        client.get(url, "/", 1.0)
