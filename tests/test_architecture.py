@@ -43,9 +43,11 @@ ARROWS: dict[str, set[str]] = {
     "connectors": _SESSION | {"session"},
     "sweep": _ENGINES | {"_core"},
     "worker": _ENGINES | {"sweep", "_core"},
-    "diagnose": _ENGINES,
+    "diagnose": _ENGINES | {"sweep", "_core"},
     "pd": _ENGINES,
-    "report": _BASE | {"sweep.result", "diagnose.result", "pd.result"},
+    "report": _BASE
+    | {"sweep.result", "diagnose.result", "pd.result", "pd.summary"}
+    | {"diagnose.facts", "diagnose.figures"},
     "pytest_plugin": _ENGINES | {"sweep", "facade"},
     "cli": _ENGINES | _TOOLS | {"_core", "facade"},
     "bench": _ENGINES | {"sweep", "facade"},
@@ -55,10 +57,12 @@ ARROWS: dict[str, set[str]] = {
 HOMES: dict[str, tuple[str, ...]] = {
     "numpy": ("",),
     "msgspec": tuple(f"{room}/" for room in sorted(_ENGINES | _TOOLS) if room != "layout"),
-    "zmq": ("control/", "pd/"),
+    "zmq": ("control/", "pd/", "connectors/lmcache"),
+    "aiohttp": ("pd/proxy/",),
     "pynvml": ("transport/topology.py", "diagnose/"),
     "rich": ("report/", "cli/"),
-    "torch": ("sweep/compute.py",),
+    "matplotlib": ("report/pd_cdf.py",),
+    "torch": ("sweep/compute.py", "connectors/vllm/connector.py", "connectors/lmcache"),
     "cupy": ("sweep/compute.py",),
     "nixl": ("transport/nixl", "connectors/nixl_agent", "sweep/peers/"),
     "mooncake": ("sweep/peers/",),
@@ -66,6 +70,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ucp": ("transport/ucx", "sweep/peers/"),
     "libucx": ("transport/ucx",),
     "vllm": ("connectors/vllm", "pd/"),
+    "transformers": ("pd/demo/smollm.py",),
+    "gguf": ("pd/demo/smollm.py",),
     "lmcache": ("connectors/lmcache",),
     "pytest": ("pytest_plugin.py",),
 }

@@ -70,12 +70,13 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_staged_pages_arrive_and_nothing_else(child: DeviceChild, name: str, way: str) -> None:
     cache = SHAPES[name]
-    ids = list(range(cache.num_blocks - 1))
+    ids = list(range(cache.num_blocks))
+    ours, theirs = ids[::2], ids[1::2]  # what the far side gets, and what it is asked for
     with linked(child, cache, way) as pair:
         tuning = Tuning(engine="staged")
-        assert WAYS[way] in pair.put(ids, ids[::-1], tuning=tuning)
+        assert WAYS[way] in pair.put(ours, ours[::-1], tuning=tuning)
         pair.check()
-        assert WAYS[way] in pair.get(ids[1:], ids[:-1], tuning=tuning)
+        assert WAYS[way] in pair.get(theirs, theirs[::-1], tuning=tuning)
         pair.check()
 
 

@@ -13,6 +13,7 @@ from kvxfer.transport.nixl import NixlTransport
 
 CACHE = shape(num_layers=4, num_kv_heads=8, head_dim=128, num_blocks=1024)  # pages of 8 KiB
 IDS = list(range(CACHE.num_blocks))
+OURS, THEIRS = IDS[::2], IDS[1::2]  # what the far side gets, and what it is asked for
 
 
 @pytest.mark.parametrize("devices", [(0, 1), (1, 0)], ids=["0-to-1", "1-to-0"])
@@ -27,9 +28,9 @@ def test_put_and_get(
         child, CACHE, transport="nixl", local_transport=near, devices=devices
     ) as pair:
         tuning = Tuning(engine=engine)
-        pair.put(IDS, IDS[::-1], tuning=tuning)
+        pair.put(OURS, OURS[::-1], tuning=tuning)
         pair.check()
-        pair.get(IDS[1:], IDS[:-1], tuning=tuning)
+        pair.get(THEIRS, THEIRS[::-1], tuning=tuning)
         pair.check()
 
 
@@ -43,9 +44,9 @@ def test_the_path_is_cuda_ipc(child: DeviceChild) -> None:
 def test_put_and_get_over_ucx(child: DeviceChild) -> None:
     require_available(UCX)
     with linked_devices(child, CACHE, transport="ucx", devices=(0, 1)) as pair:
-        assert "pinned host slots" in pair.put(IDS, IDS[::-1])
+        assert "pinned host slots" in pair.put(OURS, OURS[::-1])
         pair.check()
-        pair.get(IDS[1:], IDS[:-1])
+        pair.get(THEIRS, THEIRS[::-1])
         pair.check()
 
 

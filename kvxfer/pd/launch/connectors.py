@@ -20,8 +20,8 @@ _LMCACHE_RECEIVE_BYTES: Final = 24 << 30
 class Endpoint:
     """What a connector needs to know of its engine.
 
-    ``num_cores`` are those of a rank on a CPU, 0 on GPUs; ``init_ports`` and ``alloc_ports`` are one a
-    rank and of decode engines alone.
+    ``num_cores`` are those of a rank on a CPU, 0 on GPUs; ``init_ports`` and ``alloc_ports`` are
+    one a rank and of decode engines alone.
     """
 
     role: Role

@@ -1,0 +1,1 @@
+"""Connectors: kvxfer inside inference engines, as plug-ins that those engines load."""

@@ -1,0 +1,372 @@
+"""Pages on their way into a receiver's pool: who may write them, and when their keys are hits.
+
+LMCache makes a key a hit when its page is reserved, before a byte is there. Here a page is granted
+to one sender, and its key becomes a hit when that sender commits the grant. A grant ends once: by
+commit, by abort, or because no store of its sender can come any more. Only then is the page used
+again.
+"""
+
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvxfer.connectors.lmcache.wire import AllocRequest, AllocResponse, CancelNotif, Grant
+from kvxfer.control import (
+    AbortRequest,
+    CommitRequest,
+    Deferred,
+    FailedRequests,
+    ReserveReply,
+    ReserveRequest,
+)
+from kvxfer.errors import InvalidUsage, PeerLost
+from kvxfer.session.requests import Writers
+
+# A grant whose sender has not connected by then will not be written.
+_ORPHAN_S = 60.0
+_CHECK_S = 1.0
+
+
+class Shelf(Protocol):
+    """The back end's pages and the keys that are hits. ``key`` is as it is on the wire."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+
+    def num_free(self) -> int:
+        """Pages that nobody has."""
+
+    def take(self, request: AllocRequest, index: int) -> Any:
+        """A page for the request's key ``index``, or None; raises InvalidUsage if it cannot fit."""
+
+    def give_back(self, page: Any) -> None:
+        """A page that was never published."""
+
+    def number(self, page: Any) -> int:
+        """The number of a page."""
+
+    def hold(self, key: str) -> bool:
+        """Count one more request that fetches ``key``; False if it is no hit."""
+
+    def publish(self, key: str, page: Any) -> None:
+        """Make ``key`` a hit. Where it is one, count one more request, and give ``page`` back."""
+
+    def drop(self, key: str) -> None:
+        """Count one request less that fetches ``key``."""
+
+    def drop_unread(self, idle_s: float) -> bool:
+        """Forget the key that was touched longest ago, if that is ``idle_s``; False if none."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """What one sender has under one request id."""
+
+    owner: tuple[str, str]
+    connection: str
+    promised: int  # pages that later batches may still ask for
+    keys: list[str] = field(default_factory=list)  # hits that count for it
+    grants: set[str] = field(default_factory=set)
+    is_complete: bool = False  # the last batch was granted
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Granted:
+    request: _Request
+    pages: list[tuple[str, Any]]
+    at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    sender: str
+    message: AllocRequest
+    reply: Callable[[AllocResponse], None]
+    deadline_s: float
+
+
+class Arrivals:
+    """The grants of one receiver. Thread-safe; it answers the alloc channel of its endpoint too."""
+
+    def __init__(self, shelf: Shelf, *, lease_s: float, wait_s: float) -> None:
+        """Of the pages on ``shelf``.
+
+        Args:
+            shelf: where pages come from and hits go.
+            lease_s: how long a hit that nobody fetches is kept where its page is needed.
+            wait_s: how long a request may wait for pages.
+        """
+        self._shelf, self._lease_s, self._wait_s = shelf, lease_s, wait_s
+        self._writers: Writers | None = None
+        self._incarnation = ""
+        self._requests: dict[tuple[str, str], _Request] = {}
+        self._granted: dict[str, _Granted] = {}
+        self._waiting: list[_Waiting] = []
+        self._ids = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count(1))
+        self._lock = threading.RLock()
+
+    def of(self, writers: Writers) -> "Arrivals":
+        """Itself, as what answers the endpoint that ``writers`` is."""
+        self._writers = writers
+        self._incarnation = writers.incarnation  # type: ignore[attr-defined]
+        return self
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether :meth:`serve_waiting` may have something to do soon."""
+        return bool(self._waiting)
+
+    @property
+    def num_granted(self) -> int:
+        """Pages that a sender may be writing."""
+        with self._lock:
+            return sum(len(one.pages) for one in self._granted.values())
+
+    # What senders ask on LMCache's alloc port.
+
+    def ask(
+        self, sender: str, message: AllocRequest, reply: Callable[[AllocResponse], None]
+    ) -> None:
+        """Answer now, or once there are pages; of a request all pages are promised at once."""
+        with self._lock:
+            self._waiting.append(_Waiting(sender, message, reply, time.monotonic() + self._wait_s))
+            self.serve_waiting()
+
+    def serve_waiting(self) -> None:
+        """Answer who waits, as far as there are pages, first come first served."""
+        with self._lock:
+            now_s = time.monotonic()
+            for one in list(self._waiting):
+                answer = self._try(one, now_s)
+                if answer is not None:
+                    self._waiting.remove(one)
+                    one.reply(answer)
+
+    def cancel(self, sender: str, message: CancelNotif) -> None:
+        """Forget a sender's request; pages that it may be writing go once it commits or aborts."""
+        with self._lock:
+            self._waiting = [
+                one
+                for one in self._waiting
+                if _owner(one.sender, one.message) != _owner(sender, message)
+            ]
+            request = self._requests.get(_owner(sender, message))
+            if request is not None:
+                self._give_up(request)
+
+    # What the endpoint of this side is told by the senders' endpoints.
+
+    def reserve(self, request: ReserveRequest) -> ReserveReply:
+        """Refused: LMCache's alloc port grants pages."""
+        return ReserveReply(
+            request_id=request.request_id,
+            state="refused",
+            reason="pages of an LMCache pool are granted on its alloc port",
+        )
+
+    def commit(self, request: CommitRequest) -> None:
+        """Make the keys of a grant hits.
+
+        Raises:
+            InvalidUsage: no such grant of this connection; nothing is a hit then.
+        """
+        with self._lock:
+            granted = self._ended(request.request_id, request.incarnation)
+            if granted is None:
+                raise InvalidUsage(
+                    f"grant {request.request_id!r} of {request.incarnation!r} is not open; it was "
+                    "ended before"
+                )
+            owner = granted.request
+            for key, page in granted.pages:
+                if owner.is_cancelled:
+                    self._shelf.give_back(page)
+                else:
+                    self._shelf.publish(key, page)
+                    owner.keys.append(key)
+            self._settle(owner)
+
+    def abort(self, request: AbortRequest) -> None:
+        """Take the pages of a grant back; the sender writes them no more."""
+        with self._lock:
+            granted = self._ended(request.request_id, request.incarnation)
+            if granted is not None:
+                self._take_back(granted)
+
+    def watch(self, connection: str) -> FailedRequests | Deferred:
+        """Never anything: a grant is given up by its sender alone."""
+        return Deferred()
+
+    def left(self, connection: str) -> None:
+        """Every store of the connection is over."""
+        with self._lock:
+            self._end_all(connection)
+
+    def gone(self, connection: str) -> None:
+        """Its control connection has ended; whoever had it may write on."""
+        if self._writers is not None and self._writers.has_ended(connection):
+            self.left(connection)
+
+    def tick(self, now_s: float) -> float:
+        """Look for senders that have died."""
+        with self._lock:
+            for connection in {one.connection for one in self._requests.values()} - {""}:
+                if self._is_dead(connection, now_s):
+                    self._end_all(connection)
+        return now_s + _CHECK_S
+
+    # Inside the lock.
+
+    def _try(self, one: _Waiting, now_s: float) -> AllocResponse | None:
+        message = one.message
+        request = self._requests.get(_owner(one.sender, message))
+        wanted = max(message.total_chunks, len(message.keys))
+        if request is None and wanted > self._shelf.num_pages:
+            return _refused(
+                message,
+                f"request {message.req_id!r} needs {wanted} pages of a pool of "
+                f"{self._shelf.num_pages}; raise pd_buffer_size at the receiver",
+            )
+        if request is not None and len(message.keys) > request.promised:
+            self._give_up(request)
+            return _refused(
+                message,
+                f"request {message.req_id!r} asks for {len(message.keys)} pages more, of which "
+                f"{request.promised} are promised; total_chunks was too low",
+            )
+        if request is None:
+            if not self._have(wanted):
+                if now_s < one.deadline_s:
+                    return None
+                return _refused(message, f"no {wanted} pages were free within {self._wait_s} s")
+            request = self._admit(one, wanted)
+        try:
+            return self._grant(request, message)
+        except InvalidUsage as error:
+            self._give_up(request)
+            return _refused(message, str(error))
+
+    def _have(self, wanted: int) -> bool:
+        """Whether that many pages are neither taken nor promised, if need be after a clean-up."""
+        promised = sum(one.promised for one in self._requests.values())
+        while self._shelf.num_free() - promised < wanted:
+            if not self._shelf.drop_unread(self._lease_s):
+                return False
+        return True
+
+    def _admit(self, one: _Waiting, wanted: int) -> _Request:
+        message = one.message
+        connection = "" if message.kvxfer is None else message.kvxfer.connection
+        owner = _owner(one.sender, message)
+        request = self._requests[owner] = _Request(owner, connection, wanted)
+        return request
+
+    def _grant(self, request: _Request, message: AllocRequest) -> AllocResponse:
+        pages: list[tuple[str, Any]] = []
+        already: list[int] = []
+        for index, key in enumerate(message.keys):
+            if self._shelf.hold(key):
+                already.append(index)
+                request.keys.append(key)
+                continue
+            page = self._shelf.take(message, index)
+            if page is None:
+                for _, taken in pages:
+                    self._shelf.give_back(taken)
+                raise InvalidUsage(f"no page for key {index} of {len(message.keys)}")
+            pages.append((key, page))
+        request.promised -= len(message.keys)
+        # One batch alone comes from who does not name the request.
+        request.is_complete = message.is_last_batch or not message.req_id
+        if request.is_complete:
+            request.promised = 0
+        grant = self._open(request, message, pages)
+        self._settle(request)
+        return AllocResponse(
+            remote_indexes=[self._shelf.number(page) for _, page in pages],
+            already_sent_indexes=already,
+            kvxfer=grant,
+        )
+
+    def _open(
+        self, request: _Request, message: AllocRequest, pages: list[tuple[str, Any]]
+    ) -> Grant | None:
+        if message.kvxfer is None:
+            # LMCache's own channel says nothing when the bytes are there, so its rule holds.
+            for key, page in pages:
+                self._shelf.publish(key, page)
+                request.keys.append(key)
+            return None
+        if not pages:
+            return Grant(incarnation=self._incarnation)
+        grant = Grant(id=next(self._ids), incarnation=self._incarnation)
+        self._granted[grant.id] = _Granted(request, pages, time.monotonic())
+        request.grants.add(grant.id)
+        return grant
+
+    def _ended(self, grant: str, connection: str) -> _Granted | None:
+        """What was granted to ``connection`` under that id, which is over now."""
+        granted = self._granted.get(grant)
+        if granted is None or granted.request.connection != connection:
+            return None
+        granted.request.grants.discard(grant)
+        return self._granted.pop(grant)
+
+    def _take_back(self, granted: _Granted) -> None:
+        for _, page in granted.pages:
+            self._shelf.give_back(page)
+        self._give_up(granted.request)
+
+    def _give_up(self, request: _Request) -> None:
+        """Nothing more is published for it, and it fetches nothing."""
+        request.is_cancelled = request.is_complete = True
+        request.promised = 0
+        keys, request.keys = request.keys, []
+        for key in keys:
+            self._shelf.drop(key)
+        self._settle(request)
+
+    def _settle(self, request: _Request) -> None:
+        """Forget a request of which nothing more can come."""
+        if request.is_complete and not request.grants:
+            self._requests.pop(request.owner, None)
+
+    def _end_all(self, connection: str) -> None:
+        for request in [one for one in self._requests.values() if one.connection == connection]:
+            for grant in list(request.grants):
+                granted = self._ended(grant, connection)
+                if granted is not None:
+                    self._take_back(granted)
+            self._give_up(request)
+
+    def _is_dead(self, connection: str, now_s: float) -> bool:
+        if self._writers is None or not self._writers.has_ended(connection):
+            return False
+        try:
+            self._writers.shares_of(connection)
+        except PeerLost:
+            # It has not met this endpoint: a sender that still knows the one before.
+            opened = [
+                one.at_s for one in self._granted.values() if one.request.connection == connection
+            ]
+            return now_s - max(opened, default=0.0) > _ORPHAN_S
+        return True
+
+
+def _owner(sender: str, message: AllocRequest | CancelNotif) -> tuple[str, str]:
+    """Ids of requests are of their senders: two proxies may count alike."""
+    of = sender if message.kvxfer is None else message.kvxfer.connection
+    return of, message.req_id
+
+
+def _refused(message: AllocRequest, reason: str) -> AllocResponse:
+    return AllocResponse(
+        remote_indexes=[-1] * len(message.keys),
+        kvxfer=None if message.kvxfer is None else Grant(error=reason[:4096]),
+    )

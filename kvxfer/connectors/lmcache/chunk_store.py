@@ -1,0 +1,195 @@
+"""Chunks of KV in host memory of this process, and in the stores of others; no LMCache in it."""
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.closing import Closing
+from kvxfer.connectors.lmcache.page_store import Entry, Form, PageStore
+from kvxfer.connectors.lmcache.pool import PagePool
+from kvxfer.connectors.lmcache.store_port import FarStore, StorePort, StoreRequests
+from kvxfer.connectors.lmcache.wire import Hello
+from kvxfer.control import SharedKey
+from kvxfer.control.addresses import is_loopback, resolve_host
+from kvxfer.errors import InvalidUsage, KvxferError
+from kvxfer.memory import shared_empty
+from kvxfer.session import Endpoint
+
+_log = logging.getLogger(__name__)
+_LOOPBACK = "127.0.0.1"
+_PINNED = "pin"
+Bytes: TypeAlias = NDArray[np.uint8]
+Copies: TypeAlias = Literal["local", "peers"]
+
+
+class ChunkStore(Closing):
+    """One pool of chunks by name, served to peers. Thread-safe; a context manager."""
+
+    def __init__(
+        self,
+        page_bytes: int,
+        num_bytes: int,
+        *,
+        listen: str = "",
+        peers: Sequence[str] = (),
+        copies: Copies = "local",
+        key: SharedKey | None = None,
+        timeout_s: float = 10.0,
+        on_drop: Callable[[str], None] | None = None,
+    ) -> None:
+        """Hold as many chunks as fit.
+
+        Args:
+            page_bytes: of the largest chunk.
+            num_bytes: of the pool.
+            listen: ``host:port`` where other stores come; empty where none do.
+            peers: where other stores listen.
+            copies: ``peers``: what is put here is written to one of them too.
+            key: that all of them hold.
+            timeout_s: limit of each question to a peer.
+            on_drop: is told of every chunk that gave way.
+
+        Raises:
+            InvalidUsage: no chunk fits, or an unusable host.
+            NotAvailable: the port is taken.
+        """
+        num_pages = num_bytes // page_bytes
+        if not num_pages:
+            raise InvalidUsage(f"a store of {num_bytes} bytes holds no chunk of {page_bytes}")
+        self._memory: Bytes = shared_empty((num_pages, page_bytes))
+        self._pages = PageStore(num_pages, on_drop)
+        self._copies = copies
+        self._names = (f"own-{number}" for number in itertools.count(1))
+        self._pool = PagePool(
+            self._memory.ctypes.data, self._memory.nbytes, page_bytes, is_device=False
+        )
+        host = listen.rpartition(":")[0] or _LOOPBACK
+        self._endpoint = Endpoint(
+            self._pool.cache,
+            bind_host=host,
+            key=key,
+            insecure=key is None and not is_loopback(resolve_host(host)),
+            requests=partial(StoreRequests, self._pages),
+        )
+        own = Hello(addresses=self._endpoint.addresses)
+        self._port: StorePort | None = None
+        if listen:
+            try:
+                self._port = StorePort(listen, self._pages, page_bytes, own)
+            except BaseException:
+                self._endpoint.close()
+                self._pool.close()
+                raise
+        self._far = [FarStore(one, self._endpoint, self._pool, timeout_s) for one in peers]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._pages
+
+    @property
+    def num_pages(self) -> int:
+        """Chunks that fit."""
+        return self._pool.num_pages
+
+    def put(self, name: str, form: Form, data: Bytes) -> bool:
+        """Copy a chunk in; False where it is there, or no page gives way.
+
+        Raises:
+            InvalidUsage: more bytes than a page has.
+        """
+        if not 0 < form.num_bytes <= self._pool.page_bytes:
+            raise InvalidUsage(
+                f"a chunk of {form.num_bytes} bytes; a page of this store has "
+                f"{self._pool.page_bytes}"
+            )
+        writer = next(self._names)
+        page = self._pages.begin(name, form, writer)
+        if page is not None:
+            self._memory[page, : form.num_bytes] = data
+            self._pages.finish(name, writer, is_filled=True)
+        if self._copies == "peers" and self._far:
+            self._copy_out(name)
+        return page is not None
+
+    def is_near(self, name: str) -> bool:
+        """Whether a chunk is here, read from a peer if need be."""
+        return name in self._pages or any(self._fetch(far, name) for far in self._far)
+
+    def is_anywhere(self, name: str) -> bool:
+        """Whether a chunk is here or at a peer; nothing is read."""
+        return name in self._pages or any(self._has(far, name) for far in self._far)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[tuple[Form, Bytes] | None]:
+        """A chunk that is here, as long as the block runs; None where it is not."""
+        reader = next(self._names)
+        entry = self._pages.hold(name, reader)
+        try:
+            yield None if entry is None else (entry.form, self._bytes(entry))
+        finally:
+            if entry is not None:
+                self._pages.let_go(name, reader)
+
+    def pin(self, name: str) -> bool:
+        """Keep a chunk that is here, until as many :meth:`unpin`."""
+        return self._pages.hold(name, _PINNED) is not None
+
+    def unpin(self, name: str) -> bool:
+        """Undo one pin; False where there is none."""
+        return self._pages.let_go(name, _PINNED)
+
+    def drop(self, name: str) -> bool:
+        """Forget a chunk that nobody reads; False where there is none."""
+        return self._pages.drop(name)
+
+    def close(self) -> None:
+        """End everything; may be called more than once."""
+        if self._port is not None:
+            self._port.close()
+        for far in self._far:
+            far.close()
+        self._endpoint.close()
+        self._pool.close()
+
+    def _bytes(self, entry: Entry) -> Bytes:
+        return self._memory[entry.page, : entry.form.num_bytes]
+
+    def _copy_out(self, name: str) -> None:
+        far = self._far[sum(name.encode()) % len(self._far)]  # the same one from every process
+        reader = next(self._names)
+        entry = self._pages.hold(name, reader)
+        if entry is None:
+            return
+        try:
+            far.put([(name, entry.page, entry.form)])
+        except KvxferError as error:
+            _log.warning("a chunk is stored here alone: %s", error)
+        finally:
+            self._pages.let_go(name, reader)
+
+    def _fetch(self, far: FarStore, name: str) -> bool:
+        writer, came = next(self._names), False
+        try:
+            came = bool(far.fetch([name], lambda key, form: self._pages.begin(key, form, writer)))
+        except KvxferError as error:
+            _log.warning("a chunk is not fetched: %s", error)
+        self._pages.finish(name, writer, is_filled=came)
+        return came
+
+    def _has(self, far: FarStore, name: str) -> bool:
+        try:
+            return far.has([name])[0]
+        except KvxferError as error:
+            _log.warning("a store is not asked: %s", error)
+            return False
+
+
+def page_bytes_of(shape: Sequence[int], dtype: Any) -> int:
+    """Bytes of a chunk of LMCache's ``kv_shape`` and torch dtype."""
+    return math.prod(shape) * int(dtype.itemsize)

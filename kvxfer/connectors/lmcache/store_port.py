@@ -1,0 +1,231 @@
+"""How one store asks another for chunks, or for pages to put chunks in."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from kvxfer.connectors.lmcache.greeting import calling
+from kvxfer.connectors.lmcache.lane import Job, Lane
+from kvxfer.connectors.lmcache.page_store import Form, PageStore
+from kvxfer.connectors.lmcache.pool import PagePool, Pages
+from kvxfer.connectors.lmcache.ports import PortServer
+from kvxfer.connectors.lmcache.wire import MAX_KEYS, Hello, decode, encode
+from kvxfer.control import (
+    AbortRequest,
+    CommitRequest,
+    Deferred,
+    FailedRequests,
+    ReserveReply,
+    ReserveRequest,
+)
+from kvxfer.errors import KvxferError, ProtocolMismatch
+from kvxfer.session import Endpoint
+from kvxfer.session.requests import Writers
+from kvxfer.transport import Op, Tuning
+
+_log = logging.getLogger(__name__)
+_CHECK_S = 1.0
+_Keys = Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=MAX_KEYS)]
+_Name = Annotated[str, Meta(max_length=256)]
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """``find`` and hold chunks, ``reserve`` pages for them, or end either."""
+
+    kind: Literal["hello", "has", "find", "reserve", "end_read", "end_write", "drop_write"]
+    who: _Name
+    keys: _Keys = []
+    forms: Annotated[list[Form], Meta(max_length=MAX_KEYS)] = []
+
+
+class Tell(msgspec.Struct, frozen=True, tag=True):
+    """The page of each key, -1 where there is none; for an end, 0 where it was held."""
+
+    pages: Annotated[list[int], Meta(max_length=MAX_KEYS)] = []
+    forms: Annotated[list[Form | None], Meta(max_length=MAX_KEYS)] = []
+    hello: Hello | None = None
+
+
+class StorePort(PortServer):
+    """Answers other stores for this one."""
+
+    def __init__(self, host_and_port: str, store: PageStore, page_bytes: int, own: Hello) -> None:
+        """Bind ``host:port`` and serve.
+
+        Raises:
+            NotAvailable: the port cannot be bound.
+        """
+        super().__init__(host_and_port, "kvxfer-lmcache-store")
+        self._store, self._page_bytes, self._own = store, page_bytes, own
+        self.start()
+
+    def answer(self, sender: str, message: bytes, reply: Callable[[bytes], None]) -> None:
+        """Answer one message; one that is none of the protocol gets no answer."""
+        reply(encode(self._answer(decode(message, Ask))))
+
+    def _answer(self, ask: Ask) -> Tell:
+        if ask.kind == "hello":
+            return Tell(hello=self._own)
+        if ask.kind == "has":
+            return Tell([0 if key in self._store else -1 for key in ask.keys])
+        if ask.kind == "find":
+            found = [self._store.hold(key, ask.who) for key in ask.keys]
+            return Tell(
+                [-1 if one is None else one.page for one in found],
+                [None if one is None else one.form for one in found],
+            )
+        if ask.kind == "reserve":
+            chunks = zip(ask.keys, ask.forms, strict=True)
+            return Tell([self._reserve(key, form, ask.who) for key, form in chunks])
+        return Tell([-1 + self._end(ask.kind, key, ask.who) for key in ask.keys])
+
+    def _reserve(self, key: str, form: Form, who: str) -> int:
+        if not 0 < form.num_bytes <= self._page_bytes:
+            return -1
+        page = self._store.begin(key, form, who)
+        return -1 if page is None else page
+
+    def _end(self, kind: str, key: str, who: str) -> bool:
+        if kind == "end_read":
+            return self._store.let_go(key, who)
+        return self._store.finish(key, who, is_filled=kind == "end_write")
+
+
+class StoreRequests:
+    """Frees what a store held of which nothing more can come; grants nothing itself."""
+
+    def __init__(self, store: PageStore, writers: Writers) -> None:
+        """Of the endpoint that ``writers`` is."""
+        self._store, self._writers = store, writers
+        self._gone: set[str] = set()
+
+    def reserve(self, request: ReserveRequest) -> ReserveReply:
+        """Refused: the store's own port grants pages."""
+        return ReserveReply(
+            request_id=request.request_id, state="refused", reason="ask the store's own port"
+        )
+
+    def commit(self, request: CommitRequest) -> None:
+        """Nothing was granted here."""
+
+    def abort(self, request: AbortRequest) -> None:
+        """Nothing was granted here."""
+
+    def watch(self, connection: str) -> FailedRequests | Deferred:
+        """Never anything."""
+        return Deferred()
+
+    def left(self, connection: str) -> None:
+        """It reads and writes no more."""
+        self._gone.discard(connection)
+        self._store.forget(connection)
+
+    def gone(self, connection: str) -> None:
+        """Its control connection has ended; it may read and write on."""
+        self._gone.add(connection)
+
+    def tick(self, now_s: float) -> float:
+        """Look whether who is gone has ended."""
+        for connection in list(self._gone):
+            if self._writers.has_ended(connection):
+                self.left(connection)
+        return now_s + _CHECK_S if self._gone else math.inf
+
+
+class FarStore:
+    """Another engine's store. Thread-safe; every call is bounded."""
+
+    def __init__(self, url: str, endpoint: Endpoint, pool: PagePool, timeout_s: float) -> None:
+        """The one that answers at ``url`` (host:port), which is met when it is first needed."""
+        self._url, self._pool, self._timeout_s = url, pool, timeout_s
+        self._lane = Lane(url, endpoint, self._greet, tuning=Tuning(), connect_timeout_s=timeout_s)
+
+    def fetch(self, keys: Sequence[str], take: Callable[[str, Form], int | None]) -> list[str]:
+        """Read chunks into the pages that ``take`` gives; returns the keys that came.
+
+        Raises:
+            KvxferError: the store is gone, or does not answer.
+        """
+        found = self._ask("find", keys)
+        held = [
+            (key, page, form)
+            for key, page, form in zip(keys, found.pages, found.forms, strict=True)
+            if page >= 0 and form is not None
+        ]
+        try:
+            wanted = [
+                (key, near, far, form.num_bytes)
+                for key, far, form in held
+                if (near := take(key, form)) is not None
+            ]
+            self._move(wanted, Op.GET)
+        finally:
+            # Not there any more means that the page may have been written while it was read.
+            ended = self._ask("end_read", [key for key, *_ in held]).pages
+        valid = {key for (key, *_), page in zip(held, ended, strict=True) if page == 0}
+        return [key for key, *_ in wanted if key in valid]
+
+    def put(self, chunks: Sequence[tuple[str, int, Form]]) -> int:
+        """Write chunks (key, page here, form) that the store lacks; returns how many.
+
+        Raises:
+            KvxferError: the store is gone, or does not answer.
+        """
+        keys = [key for key, *_ in chunks]
+        pages = self._ask("reserve", keys, [form for *_, form in chunks]).pages
+        wanted = [
+            (key, near, far, form.num_bytes)
+            for (key, near, form), far in zip(chunks, pages, strict=True)
+            if far >= 0
+        ]
+        names = [key for key, *_ in wanted]
+        try:
+            self._move(wanted, Op.PUT)
+        except KvxferError:
+            self._ask("drop_write", names)
+            raise
+        return sum(page == 0 for page in self._ask("end_write", names).pages)
+
+    def has(self, keys: Sequence[str]) -> list[bool]:
+        """Which chunks are there.
+
+        Raises:
+            KvxferError: the store is gone, or does not answer.
+        """
+        return [page == 0 for page in self._ask("has", keys).pages]
+
+    def close(self) -> None:
+        """End what is in flight; may be called more than once."""
+        self._lane.close()
+
+    def _move(self, pieces: Sequence[tuple[str, int, int, int]], op: Op) -> None:
+        if not pieces:
+            return
+        pages = Pages(
+            [near for _, near, _, _ in pieces],
+            [far for _, _, far, _ in pieces],
+            [num_bytes for *_, num_bytes in pieces],
+        )
+        job = Job(lambda *far: self._pool.plan(pages, op, *far), len(pieces), op)
+        self._lane.submit(job)
+        job.done.result()  # the lane ends every job: with the copy, or with its peer
+
+    def _ask(self, kind: str, keys: Sequence[str], forms: Sequence[Form] = ()) -> Tell:
+        if not keys:
+            return Tell()
+        who = self._lane.connect().connection
+        return self._call(Ask(kind, who, list(keys), list(forms)))  # type: ignore[arg-type]
+
+    def _greet(self) -> Hello:
+        hello = self._call(Ask("hello", "")).hello
+        if hello is None:
+            raise ProtocolMismatch(f"{self._url} answers, but is no store of kvxfer")
+        return hello
+
+    def _call(self, ask: Ask) -> Tell:
+        with calling(self._url, self._timeout_s) as caller:
+            return decode(caller.call(encode(ask)), Tell)

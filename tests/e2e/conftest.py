@@ -1,0 +1,59 @@
+"""Tests with real vLLM engines on a CPU; skipped where vLLM is not installed.
+
+``KVXFER_E2E_PROMPTS`` sets how many random prompts are compared, 30 by default, and
+``KVXFER_E2E_TRANSPORT`` the transport between the engines, ``auto`` by default.
+"""
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from vllm_engines import START_S, Pair
+
+from kvxfer.pd.models import find_model
+
+_FOLDER = Path(__file__).parent
+_LIMIT_S = 2 * START_S  # the first test waits for the engines
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = "needs vLLM for CPU" if find_spec("vllm") is None else ""
+    for item in items:
+        if _FOLDER not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.e2e)
+        item.add_marker(pytest.mark.timeout(_LIMIT_S))
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose output depends on all of its context."""
+    return Path(find_model("tiny", tmp_path_factory.mktemp("models")).source)
+
+
+@pytest.fixture(scope="session")
+def num_prompts() -> int:
+    return int(os.environ.get("KVXFER_E2E_PROMPTS", "30"))
+
+
+@pytest.fixture(scope="session")
+def pair(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two engines with prefix caches; the first computes prompts in chunks of 512 tokens."""
+    made = Pair(
+        tiny,
+        tmp_path_factory.mktemp("pair"),
+        on_failure="recompute",
+        receive_timeout_s=6.0,
+        transport=os.environ.get("KVXFER_E2E_TRANSPORT", "auto"),
+        prefill=["--max-num-batched-tokens", "512"],
+    )
+    try:
+        made.prefill.wait_until_up()
+        made.decode.wait_until_up()
+        yield made
+    finally:
+        made.stop()

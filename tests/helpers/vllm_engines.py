@@ -1,0 +1,214 @@
+"""Real vLLM engines on a CPU: a prefill and a decode one, joined by the connector."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from vllm_fakes import free_ports, receive_params, send_params
+
+START_S = 240.0
+GUARD_S = 60.0
+TINY = {"num_layers": 4, "num_kv_heads": 2, "head_dim": 64}  # of the model "tiny"
+BLOCK_TOKENS = 128  # of vLLM on a CPU
+
+
+class Engine:
+    """``python -m vllm.entrypoints.openai.api_server`` on one CPU core."""
+
+    def __init__(
+        self, model: Path, log: Path, *, core: int, transfer: Mapping[str, Any], args: Sequence[str]
+    ) -> None:
+        (self.port,) = free_ports(1)
+        self._log = log
+        words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        words += ["--model", str(model), "--served-model-name", "m", "--host", "127.0.0.1"]
+        words += ["--port", str(self.port), "--dtype", "float32", "--max-model-len", "4096"]
+        words += ["--enforce-eager", "--kv-transfer-config", json.dumps(transfer), *args]
+        environment = os.environ | {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": str(core),
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                words, env=environment, cwd="/", stdout=out, stderr=out, start_new_session=True
+            )
+
+    def wait_until_up(self) -> None:
+        end_s = time.monotonic() + START_S
+        while not self._is_up():
+            assert self._process.poll() is None, f"it ended: {self.tail()}"
+            assert time.monotonic() < end_s, f"not up after {START_S} s: {self.tail()}"
+            time.sleep(0.5)
+
+    def _is_up(self) -> bool:
+        try:
+            return self._get("/health") == ""
+        except OSError:
+            return False
+
+    def tail(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def page_format(self) -> str:
+        """How its pages lie, as the connector says at the start."""
+        found = re.search(r"groups, (\S+) pages of", self._log.read_text(errors="replace"))
+        assert found, self.tail()
+        return found[1]
+
+    def ask(self, body: Mapping[str, Any], path: str = "/v1/completions") -> Any:
+        """The reply to a request; an error of the server is raised."""
+        with self.replying(body, path) as reply:
+            text = reply.read()
+            assert reply.status == 200, text
+            return json.loads(text)
+
+    @contextmanager
+    def replying(
+        self, body: Mapping[str, Any], path: str = "/v1/completions"
+    ) -> Iterator[HTTPResponse]:
+        """A reply that is not read yet."""
+        connection = self.send_only(body, path)
+        try:
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
+    def send_only(self, body: Mapping[str, Any], path: str = "/v1/completions") -> HTTPConnection:
+        """A request whose reply nobody waits for; closing the connection aborts it."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=GUARD_S)
+        text = json.dumps({"model": "m", **body})
+        connection.request("POST", path, text, {"Content-Type": "application/json"})
+        return connection
+
+    def metric(self, name: str) -> float:
+        """A figure of ``/metrics``, summed over its labels."""
+        found = [
+            float(line.rpartition(" ")[2])
+            for line in self._get("/metrics").splitlines()
+            if line.partition("{")[0] == name
+        ]
+        assert found, f"no metric {name}"
+        return sum(found)
+
+    def is_drained(self) -> bool:
+        """Whether no request is open and no block in use."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return all(self.metric(f"vllm:{name}") == 0 for name in names)
+
+    def stop(self) -> None:
+        """End it with all its processes."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, number)
+                self._process.wait(20)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+        self._process.wait(20)
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as reply:
+            return str(reply.read().decode())
+
+
+class Pair:
+    """A prefill engine, and a decode engine that its prompts go to."""
+
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *,
+        on_failure: str,
+        transport: str = "auto",
+        prefill: Sequence[str] = (),
+        decode: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
+        self.transport = transport
+        init, alloc = free_ports(2)
+        self.addresses = {"init": f"tcp://127.0.0.1:{init}", "alloc": f"tcp://127.0.0.1:{alloc}"}
+        loaded = {
+            "kv_connector": "KvxferConnector",
+            "kv_connector_module_path": "kvxfer.connectors.vllm",
+        }
+        both = {"transport": transport}
+        receives = {"init_ports": [init], "alloc_ports": [alloc], "on_failure": on_failure}
+        self.prefill = Engine(
+            model,
+            folder / "prefill.log",
+            core=0,
+            transfer=loaded | {"kv_role": "kv_producer", "kv_connector_extra_config": both},
+            args=prefill,
+        )
+        self.decode = Engine(
+            model,
+            folder / "decode.log",
+            core=1,
+            transfer=loaded
+            | {
+                "kv_role": "kv_consumer",
+                "kv_connector_extra_config": both | receives | settings,
+            },
+            args=decode,
+        )
+        self._numbers = iter(range(1_000_000))
+
+    def new_id(self) -> str:
+        return f"transfer-{next(self._numbers)}"
+
+    def prefill_body(self, body: Mapping[str, Any], transfer_id: str) -> dict[str, Any]:
+        """The prefill leg of a request, to this decode engine."""
+        dropped = ("stream", "stream_options", "min_tokens", "n", "max_completion_tokens")
+        kept = {name: value for name, value in body.items() if name not in dropped}
+        params = send_params(transfer_id, self.addresses)
+        return {**kept, "max_tokens": 1, "kv_transfer_params": params}
+
+    def hand_over(self, body: Mapping[str, Any], path: str = "/v1/completions") -> Any:
+        """The decode engine's reply to a request whose prompt the other engine computes."""
+        with self.prefilling(body, path) as params:
+            return self.decode.ask({**body, "kv_transfer_params": params}, path)
+
+    @contextmanager
+    def prefilling(
+        self, body: Mapping[str, Any], path: str = "/v1/completions"
+    ) -> Iterator[dict[str, Any]]:
+        """The prefill leg at work; gives what the decode leg takes."""
+        transfer_id = self.new_id()
+        with ThreadPoolExecutor(1) as thread:
+            leg = thread.submit(self.prefill.ask, self.prefill_body(body, transfer_id), path)
+            yield receive_params(transfer_id)
+            leg.result(GUARD_S)
+
+    def alone(self, body: Mapping[str, Any], path: str = "/v1/completions") -> Any:
+        """What one server says: the prefill engine, which computes all of it itself."""
+        return self.prefill.ask(body, path)
+
+    def stop(self) -> None:
+        self.prefill.stop()
+        self.decode.stop()
+
+
+def eventually(condition: Callable[[], bool], what: str, limit_s: float = GUARD_S) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.05)
+
+
+def texts(reply: Any) -> list[tuple[str, str]]:
+    """Text and finish reason of each choice."""
+    return [(one["text"], one["finish_reason"]) for one in reply["choices"]]

@@ -1,0 +1,120 @@
+"""Stores of chunks that read from and write to each other; no LMCache in it."""
+
+import socket
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from kvxfer.connectors.lmcache.chunk_store import Bytes, ChunkStore
+from kvxfer.connectors.lmcache.page_store import Form
+from kvxfer.errors import InvalidUsage, NotAvailable
+
+PAGE_BYTES, NUM_PAGES = 4096, 8
+HOST = "127.0.0.1"
+MakeStore = Callable[..., ChunkStore]
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return f"{HOST}:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def new_store() -> Iterator[MakeStore]:
+    made: list[ChunkStore] = []
+
+    def make(num_pages: int = NUM_PAGES, **more: object) -> ChunkStore:
+        made.append(ChunkStore(PAGE_BYTES, num_pages * PAGE_BYTES, timeout_s=2.0, **more))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for store in reversed(made):
+        store.close()
+
+
+def chunk(number: int, num_bytes: int = PAGE_BYTES) -> tuple[str, Form, Bytes]:
+    data = (np.arange(num_bytes) * 7 + number).astype(np.uint8)
+    return f"chunk-{number}", Form(num_bytes, [num_bytes], "uint8", 4), data
+
+
+def content(store: ChunkStore, name: str) -> Bytes | None:
+    with store.reading(name) as found:
+        return None if found is None else found[1].copy()
+
+
+def test_what_was_put_is_read_back(new_store: MakeStore) -> None:
+    store = new_store()
+    name, form, data = chunk(1, 100)
+    assert store.put(name, form, data)
+    assert not store.put(name, form, data)
+    assert name in store
+    np.testing.assert_array_equal(content(store, name), data)
+    assert content(store, "another") is None
+    with pytest.raises(InvalidUsage, match="a page of this store has 4096"):
+        store.put("large", Form(PAGE_BYTES + 1, [], "uint8", 4), data)
+
+
+def test_a_chunk_of_a_peer_is_read_over(new_store: MakeStore) -> None:
+    at = free_address()
+    far = new_store(listen=at)
+    near = new_store(peers=[at])
+    for number in range(NUM_PAGES):
+        far.put(*chunk(number))
+    for number in range(NUM_PAGES):
+        name, _, data = chunk(number)
+        assert near.is_anywhere(name)
+        assert name not in near
+        assert near.is_near(name)
+        np.testing.assert_array_equal(content(near, name), data)
+    assert not near.is_near("another")
+    # Nothing stays held over there: all of it can give way.
+    for number in range(100, 100 + NUM_PAGES):
+        assert far.put(*chunk(number))
+
+
+def test_a_copy_is_written_to_a_peer(new_store: MakeStore) -> None:
+    at = free_address()
+    far = new_store(listen=at)
+    near = new_store(peers=[at], copies="peers")
+    name, form, data = chunk(3, 1000)
+    near.put(name, form, data)
+    np.testing.assert_array_equal(content(far, name), data)
+
+
+def test_a_peer_that_is_gone_is_no_error_and_one_that_returns_is_met(new_store: MakeStore) -> None:
+    at = free_address()
+    far = new_store(listen=at)
+    near = new_store(peers=[at])
+    far.put(*chunk(1))
+    assert near.is_near("chunk-1")
+    far.close()
+    assert not near.is_anywhere("chunk-2")
+    far = new_store(listen=at)
+    far.put(*chunk(2))
+    assert near.is_near("chunk-2")
+
+
+def test_a_pinned_chunk_does_not_give_way(new_store: MakeStore) -> None:
+    dropped: list[str] = []
+    store = new_store(num_pages=2, on_drop=dropped.append)
+    store.put(*chunk(0))
+    store.put(*chunk(1))
+    assert store.pin("chunk-0")
+    assert store.put(*chunk(2))
+    assert dropped == ["chunk-1"]
+    assert store.pin("chunk-2")
+    assert not store.put(*chunk(3))
+    assert store.unpin("chunk-0")
+    assert not store.unpin("chunk-0")
+    assert store.put(*chunk(3))
+    assert store.drop("chunk-3")
+    assert not store.drop("chunk-3")
+
+
+def test_a_taken_port_is_named(new_store: MakeStore) -> None:
+    at = free_address()
+    new_store(listen=at)
+    with pytest.raises(NotAvailable, match=at.replace(".", r"\.")):
+        new_store(listen=at)

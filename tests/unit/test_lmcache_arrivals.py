@@ -1,0 +1,279 @@
+"""Grants of an LMCache pool: a key is a hit when its bytes are there, and every page comes back."""
+
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from kvxfer.connectors.lmcache.arrivals import Arrivals
+from kvxfer.connectors.lmcache.wire import AllocRequest, AllocResponse, Asker, CancelNotif
+from kvxfer.control import AbortRequest, CommitRequest
+from kvxfer.errors import InvalidUsage, PeerLost
+
+LEASE_S = 5.0
+
+
+class Shelf:
+    """Pages and hits in two dictionaries."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.free = list(range(num_pages))
+        self.hits: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.unread_s = 0.0  # how long ago every hit was touched
+
+    def num_free(self) -> int:
+        return len(self.free)
+
+    def take(self, request: AllocRequest, index: int) -> int | None:
+        if request.dtype == "wrong":
+            raise InvalidUsage("no such dtype")
+        return self.free.pop(0) if self.free else None
+
+    def give_back(self, page: int) -> None:
+        assert page not in self.free
+        self.free.append(page)
+
+    def number(self, page: int) -> int:
+        return page
+
+    def hold(self, key: str) -> bool:
+        self.counts[key] += key in self.hits
+        return key in self.hits
+
+    def publish(self, key: str, page: int) -> None:
+        if self.hits.setdefault(key, page) != page:
+            self.give_back(page)
+        self.counts[key] += 1
+
+    def drop(self, key: str) -> None:
+        self.counts[key] -= 1
+        if not self.counts[key]:
+            self.give_back(self.hits.pop(key))
+
+    def drop_unread(self, idle_s: float) -> bool:
+        if not self.hits or self.unread_s < idle_s:
+            return False
+        key = next(iter(self.hits))
+        self.counts[key] = 1
+        self.drop(key)
+        return True
+
+
+class Writers:
+    """Which connections are known, and which have ended."""
+
+    incarnation = "receiver"
+
+    def __init__(self) -> None:
+        self.ended: set[str] = set()
+        self.unknown: set[str] = set()
+
+    def shares_of(self, connection: str) -> tuple[Any, ...]:
+        if connection in self.unknown:
+            raise PeerLost("unknown")
+        return ()
+
+    def has_ended(self, connection: str) -> bool:
+        return connection in self.ended | self.unknown
+
+    def has_completed(self, connection: str, sequence: int) -> bool:
+        return True
+
+
+class Setup:
+    def __init__(self, num_pages: int = 8, wait_s: float = 60.0) -> None:
+        self.shelf, self.writers = Shelf(num_pages), Writers()
+        self.arrivals = Arrivals(self.shelf, lease_s=LEASE_S, wait_s=wait_s).of(self.writers)
+
+    def ask(self, sender: str, req_id: str, keys: str, **more: Any) -> list[AllocResponse]:
+        """Ask for a page for each letter; returns the list that the answer comes to."""
+        fields: dict[str, Any] = {"is_last_batch": True, "total_chunks": len(keys)} | more
+        connected = fields.pop("connected", True)
+        message = AllocRequest(
+            keys=list(keys),
+            fmt=1,
+            shape=[2, 4, 256, 512],
+            dtype=fields.pop("dtype", "bfloat16"),
+            last_chunk_toks=256,
+            req_id=req_id,
+            kvxfer=Asker(connection=sender) if connected else None,
+            **fields,
+        )
+        answers: list[AllocResponse] = []
+        self.arrivals.ask(sender, message, answers.append)
+        return answers
+
+    def granted(self, *args: Any, **more: Any) -> AllocResponse:
+        (answer,) = self.ask(*args, **more)
+        return answer
+
+    def commit(self, sender: str, answer: AllocResponse) -> None:
+        assert answer.kvxfer is not None
+        self.arrivals.commit(CommitRequest(answer.kvxfer.id, sender))
+
+    def abort(self, sender: str, answer: AllocResponse) -> None:
+        assert answer.kvxfer is not None
+        self.arrivals.abort(AbortRequest(answer.kvxfer.id, sender))
+
+    def cancel(self, sender: str, req_id: str) -> None:
+        self.arrivals.cancel(
+            sender, CancelNotif(req_id=req_id, keys=[], kvxfer=Asker(connection=sender))
+        )
+
+
+def test_a_key_is_a_hit_once_its_grant_is_committed() -> None:
+    setup = Setup()
+    answer = setup.granted("a", "r", "xyz")
+    assert answer.remote_indexes == [0, 1, 2]
+    assert setup.shelf.hits == {}
+    setup.commit("a", answer)
+    assert set(setup.shelf.hits) == set("xyz")
+    assert setup.arrivals.num_granted == 0
+
+
+def test_two_senders_of_one_prefix_do_not_depend_on_each_other() -> None:
+    # Of LMCache's own back end the second is told that all was sent, and the first then aborts.
+    setup = Setup()
+    first, second = setup.granted("a", "r", "xy"), setup.granted("b", "r", "xy")
+    assert second.already_sent_indexes == []
+    setup.abort("a", first)
+    assert setup.shelf.hits == {}
+    setup.commit("b", second)
+    assert set(setup.shelf.hits) == set("xy")
+    assert setup.shelf.num_free() == 6
+
+
+def test_a_second_copy_of_a_hit_gives_its_page_back() -> None:
+    setup = Setup()
+    first, second = setup.granted("a", "r", "xy"), setup.granted("b", "r", "xy")
+    setup.commit("a", first)
+    setup.commit("b", second)
+    assert setup.shelf.num_free() == 6
+    assert setup.shelf.counts == {"x": 2, "y": 2}
+    third = setup.granted("c", "r", "xyz")
+    assert third.already_sent_indexes == [0, 1]
+    assert len(third.remote_indexes) == 1
+
+
+def test_pages_of_an_abandoned_grant_come_back_once_it_has_ended() -> None:
+    setup = Setup()
+    answer = setup.granted("a", "r", "xy")
+    setup.cancel("a", "r")
+    assert setup.shelf.num_free() == 6  # the sender may still be writing
+    setup.commit("a", answer)  # its last write has ended
+    assert setup.shelf.num_free() == 8
+    assert setup.shelf.hits == {}
+
+
+def test_a_cancel_reaches_its_own_request_alone() -> None:
+    setup = Setup()
+    mine, other = setup.granted("a", "7", "xy"), setup.granted("b", "7", "pq")
+    setup.cancel("b", "7")
+    setup.commit("a", mine)
+    setup.abort("b", other)
+    assert set(setup.shelf.hits) == set("xy")
+    assert setup.shelf.num_free() == 6
+
+
+def test_a_grant_is_ended_once_and_by_its_sender_alone() -> None:
+    setup = Setup()
+    answer = setup.granted("a", "r", "x")
+    with pytest.raises(InvalidUsage, match="is not open"):
+        setup.commit("b", answer)
+    assert setup.shelf.hits == {}
+    setup.commit("a", answer)
+    with pytest.raises(InvalidUsage, match="is not open"):
+        setup.commit("a", answer)
+    setup.abort("a", answer)
+    assert set(setup.shelf.hits) == {"x"}
+
+
+def test_a_request_is_promised_all_of_its_pages_at_once() -> None:
+    setup = Setup(num_pages=8)
+    setup.granted("a", "1", "ab", is_last_batch=False, total_chunks=6)
+    waiting = setup.ask("b", "2", "pqr")  # 6 pages are free, 4 of them promised
+    assert waiting == []
+    setup.granted("a", "1", "cdef", is_last_batch=True, total_chunks=6)
+    assert waiting == []
+    setup.arrivals.left("a")
+    setup.arrivals.serve_waiting()
+    assert [len(answer.remote_indexes) for answer in waiting] == [3]
+
+
+def test_who_waits_too_long_is_refused_in_words() -> None:
+    setup = Setup(num_pages=2, wait_s=0.0)
+    setup.granted("a", "1", "ab")
+    answer = setup.granted("b", "2", "p")
+    assert answer.remote_indexes == [-1]
+    assert answer.kvxfer is not None
+    assert "were free within" in answer.kvxfer.error
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"total_chunks": 9}, "needs 9 pages of a pool of 8"),
+        ({"dtype": "wrong"}, "no such dtype"),
+    ],
+)
+def test_what_can_never_be_is_refused_at_once(fields: dict[str, Any], reason: str) -> None:
+    setup = Setup()
+    answer = setup.granted("a", "r", "xy", **fields)
+    assert answer.remote_indexes == [-1, -1]
+    assert answer.kvxfer is not None
+    assert reason in answer.kvxfer.error
+    assert setup.shelf.num_free() == 8
+
+
+def test_more_pages_than_were_declared_end_the_request() -> None:
+    setup = Setup()
+    first = setup.granted("a", "r", "ab", is_last_batch=False, total_chunks=3)
+    setup.commit("a", first)
+    answer = setup.granted("a", "r", "cd", total_chunks=3)
+    assert answer.remote_indexes == [-1, -1]
+    assert setup.shelf.num_free() == 8
+    assert setup.shelf.hits == {}
+
+
+def test_a_sender_that_died_leaves_nothing_behind() -> None:
+    setup = Setup()
+    done = setup.granted("a", "1", "ab", is_last_batch=False, total_chunks=4)
+    setup.commit("a", done)
+    setup.granted("a", "1", "cd", is_last_batch=False, total_chunks=4)
+    setup.arrivals.gone("a")
+    assert setup.arrivals.num_granted == 2  # it may write on
+    setup.writers.ended.add("a")
+    setup.arrivals.tick(time.monotonic())
+    assert setup.shelf.num_free() == 8
+    assert setup.arrivals.num_granted == 0
+
+
+def test_a_grant_to_a_sender_that_never_connects_ends_in_time() -> None:
+    setup = Setup()
+    setup.writers.unknown.add("a")
+    setup.granted("a", "1", "ab")
+    setup.arrivals.tick(time.monotonic())
+    assert setup.arrivals.num_granted == 2
+    setup.arrivals.tick(time.monotonic() + 61.0)
+    assert setup.arrivals.num_granted == 0
+
+
+def test_hits_that_nobody_fetches_give_way_after_their_lease_alone() -> None:
+    setup = Setup(num_pages=2)
+    setup.commit("a", setup.granted("a", "1", "ab"))
+    waiting = setup.ask("b", "2", "p")
+    assert waiting == []
+    setup.shelf.unread_s = LEASE_S
+    setup.arrivals.serve_waiting()
+    assert len(waiting) == 1
+    assert set(setup.shelf.hits) == {"b"}
+
+
+def test_a_sender_without_kvxfer_has_lmcaches_own_rule() -> None:
+    setup = Setup()
+    answer = setup.granted("a", "r", "xy", connected=False)
+    assert answer.kvxfer is None
+    assert set(setup.shelf.hits) == set("xy")
