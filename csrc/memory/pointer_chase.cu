@@ -1,6 +1,5 @@
 #include <cuda_runtime.h>
 
-#include <bit>
 #include <string>
 
 #include "core/check.hpp"
@@ -10,6 +9,11 @@
 namespace kvxfer {
 
 namespace {
+
+// std::has_single_bit is of C++20, which nvcc is not asked for.
+constexpr bool is_power_of_two(std::uint64_t number) {
+  return number != 0 && (number & (number - 1)) == 0;
+}
 
 struct Outcome {
   std::uint64_t last_index;
@@ -52,7 +56,7 @@ class MappedOutcome {
 }  // namespace
 
 ChaseResult chase_pointers(int device, const IndexRing& ring, std::uint32_t num_hops) {
-  KVXFER_REQUIRE(std::has_single_bit(ring.num_slots) && num_hops != 0,
+  KVXFER_REQUIRE(is_power_of_two(ring.num_slots) && num_hops != 0,
                  std::to_string(ring.num_slots) + " slots and " + std::to_string(num_hops) +
                      " hops; use a power of two, and one hop or more");
   KVXFER_REQUIRE(

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from kvxfer.session.target import Target
 
 _CALL_S = 1.0  # an unanswered call is made again after it, until the state's time is over
+# Posts to a network block; past it, other requests and the calls that peers wait for have a turn.
+_TURN_S = 0.05
 # A peer that was met as another, or whose memory is another by now.
 GONE = (PeerLost, RegistrationError)
 
@@ -46,6 +48,7 @@ class Delivery:
         self._peer: Peer | None = None
         self._way: Way | None = None
         self._again_s = float("inf")  # when to ask for blocks again
+        self._has_more = False  # parts are ready, and there was no time for them
         target.want(self)
 
     @property
@@ -66,7 +69,7 @@ class Delivery:
     @property
     def next_s(self) -> float:
         """When :meth:`step` has something to do at the latest."""
-        return min(self.machine.end_s, self._again_s)
+        return 0.0 if self._has_more else min(self.machine.end_s, self._again_s)
 
     def feed(self, event: SendEvent, error: KvxferError | None = None) -> None:
         """Something has happened."""
@@ -78,6 +81,7 @@ class Delivery:
 
     def step(self, now_s: float) -> None:
         """Go on: what is in flight, what is ready, and what is late."""
+        self._has_more = False
         if self._shipment.given_up:
             self.feed(SendEvent.CANCEL)
         state = self.machine.state
@@ -133,10 +137,14 @@ class Delivery:
         way = self._way
         assert way is not None
         parts, complete = self._shipment.ready(way.num_posted)
+        end_s = time.monotonic() + _TURN_S
+        self._has_more = False
         try:
             for part in parts:
-                if way.peer.link.is_full:
-                    complete = False  # later, so that no other request waits for this one's copies
+                # Later, so that no other request waits for this one's copies.
+                self._has_more = time.monotonic() >= end_s
+                if self._has_more or way.peer.link.is_full:
+                    complete = False
                     break
                 way.post(part, self._shipment.tuning)
             way.collect()

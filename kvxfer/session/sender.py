@@ -30,6 +30,7 @@ _IDLE_S = 3600.0
 # How soon a copy that a GPU runs is seen to have ended; the copy itself goes on meanwhile.
 _COPY_POLL_S = 0.0002
 _CLOSE_S = 2.0
+_TOUCH_S = 0.2
 
 Addresses: TypeAlias = Mapping[str, str]
 
@@ -101,6 +102,7 @@ class Sender(Closing):
         self._open: dict[str, Shipment] = {}
         self._lock = threading.Lock()
         self._closing = False
+        self._touch_s = 0.0  # when calls are due again
         self._thread = threading.Thread(target=self._run, name="kvxfer-sender", daemon=True)
         self._thread.start()
 
@@ -276,11 +278,12 @@ class Sender(Closing):
     def _turn(self, limit_s: float = _IDLE_S) -> None:
         while self._handed_in:
             self._take_up(*self._handed_in.popleft())
-        now_s = time.monotonic()
         for delivery in self._deliveries:
-            delivery.step(now_s)
-        for target in self._targets.values():
-            target.step(now_s)
+            delivery.step(time.monotonic())
+            if time.monotonic() >= self._touch_s:
+                self._keep_in_touch()
+                limit_s = 0.0  # it may have been woken for what was stepped already
+        self._step_targets()
         self._forget_ended()
         flying = any(delivery.in_flight for delivery in self._deliveries)
         ends_s = [delivery.next_s for delivery in self._deliveries]
@@ -288,6 +291,17 @@ class Sender(Closing):
         due_s = min(ends_s, default=float("inf"))
         left_s = max(0.0, due_s - time.monotonic())
         self._calls.run(min(left_s, limit_s, _COPY_POLL_S if flying else _IDLE_S))
+
+    def _keep_in_touch(self) -> None:
+        """Make the calls that are due, also between copies that block: peers give up the silent."""
+        self._step_targets()
+        self._calls.run(0.0)
+
+    def _step_targets(self) -> None:
+        now_s = time.monotonic()
+        self._touch_s = now_s + _TOUCH_S
+        for target in self._targets.values():
+            target.step(now_s)
 
     def _take_up(self, shipment: Shipment, ranks: Sequence[Addresses]) -> None:
         for one in ranks:

@@ -1,6 +1,7 @@
 """Requests that are sent part by part: chunks of tokens, layers, and block tables that grow."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -107,6 +108,26 @@ def test_a_receiver_that_has_everything_is_told_all_the_same(session: Session) -
     handle.wait(20.0)
     assert session.notice().ok
     assert (handle.num_bytes, handle.actual_path) == (0, "")
+
+
+@with_args({"limits": {"silent_s": 1.5}})
+def test_a_sender_whose_copies_block_is_not_silent(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = HostLink.post
+
+    def blocking(link: HostLink, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.12)
+        return post(link, *args, **kwargs)
+
+    monkeypatch.setattr(HostLink, "post", blocking)
+    handle = begin(session)
+    for token in TOKENS:
+        for layer in range(2):
+            handle.push(BLOCKS, tokens=range(token, token + 1), layers=[layer])
+    handle.finish()
+    handle.wait(20.0)
+    check_tokens(session, session.notice())
 
 
 def test_a_request_of_no_tokens_is_told(session: Session) -> None:
