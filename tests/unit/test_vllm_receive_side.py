@@ -115,6 +115,7 @@ def test_a_failure_waits_for_another_attempt_first() -> None:
     assert isinstance(side.offer(2), Granted)
     side.notice(2)
     assert side.take_ended(LATER_S) == [Ended("r")]
+    assert side.counted.take()["num_retries"] == 1
 
 
 def test_a_later_attempt_takes_the_place_of_one_that_writes() -> None:

@@ -231,6 +231,8 @@ class ReceiveSide:
             )
             self._end(incoming, reason)
             return Refused(reason)
+        if incoming.number:
+            self._counters.add(num_retries=1)
         incoming.number, incoming.writing = asking.number, offer.request_id
         incoming.reason = ""
         granted = self._pages.target(placement.tables, offer)
@@ -255,7 +257,6 @@ class ReceiveSide:
         if incoming.is_given_up:
             self._end(incoming, incoming.reason)
         elif following is not None:
-            self._counters.add(num_retries=1)
             self._give(incoming, following)
         else:
             incoming.end_s = time.monotonic() + _SUCCESSOR_S
