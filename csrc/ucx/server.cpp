@@ -38,6 +38,9 @@ std::uint64_t* identity_words(const CompletionBoard& board, std::uint32_t slot) 
   return reinterpret_cast<std::uint64_t*>(board.slot_address(slot)) + 1;
 }
 
+/// In place of a process: whoever had the slot is gone (kvxfer/transport/board.py).
+constexpr std::uint64_t kParted = ~std::uint64_t{0};
+
 }  // namespace
 
 class Server::State final : public Receiver, public Host {
@@ -171,7 +174,11 @@ std::uint64_t Server::State::open_slot(std::uint32_t slot) {
 }
 
 void Server::State::close_slot(std::uint32_t slot) {
-  if (--num_users_[slot] == 0) std::fill_n(identity_words(board_, slot), 3, 0);
+  if (--num_users_[slot] != 0) return;
+  // Its endpoint is closed and its receives are over, so that nothing can be stored any more.
+  std::uint64_t* words = identity_words(board_, slot);
+  words[0] = kParted;
+  words[1] = words[2] = 0;
 }
 
 void Server::State::run() noexcept {

@@ -271,6 +271,9 @@ class Endpoint(Closing):
             slot = self._slots.get(connection)
             if slot is None or connection in self._idle:
                 return True  # it left, or its slot went to another since it had died
+            if self._board.has_parted(slot):
+                self._end_watch(connection)
+                return True
             watch = self._watches.get(connection)
             if watch is None:
                 identity = self._board.identity_of(slot)

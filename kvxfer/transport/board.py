@@ -27,6 +27,8 @@ _IDENTITY = slice(1, 4)  # words of a slot that hold its peer's pid, start and p
 _SLICE_S = 0.2
 # A peer opens its slot right after it was told; one that has not by then never will.
 _OPEN_WITHIN_S = 60.0
+# In place of a pid: whoever had the slot is gone (csrc/ucx/server.cpp).
+_PARTED = (1 << 64) - 1
 
 _Spec = TypeVar("_Spec", bound=msgspec.Struct)
 
@@ -115,6 +117,10 @@ class Board:
         self._taken_at[slot] = time.monotonic()
         return slot
 
+    def has_parted(self, slot: int) -> bool:
+        """Whether the peer of ``slot`` was connected, and can store nothing here any more."""
+        return int(self._words[slot, _IDENTITY][0]) == _PARTED
+
     def identity_of(self, slot: int) -> _core.ProcessIdentity | None:
         """The process that has opened ``slot``; None as long as none has."""
         pid, start_ticks, pid_namespace = (int(word) for word in self._words[slot, _IDENTITY])
@@ -163,8 +169,8 @@ class Board:
         self._words[slot, _IDENTITY] = identity
 
     def vacate(self, slot: int) -> None:
-        """Note that the peer of ``slot`` has left."""
-        self._words[slot, _IDENTITY] = 0
+        """Note that the peer of ``slot`` has left, or its process has ended: see `has_parted`."""
+        self._words[slot, _IDENTITY] = (_PARTED, 0, 0)
 
     def sequence(self, slot: int) -> int:
         """The last transfer that the peer of ``slot`` has completed; 0 for none."""
