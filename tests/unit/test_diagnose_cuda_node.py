@@ -1,6 +1,7 @@
 """The GPUs' areas, plans and checks, with host memory in place of GPUs and their copiers."""
 
 import ctypes
+import itertools
 import os
 import time
 from types import SimpleNamespace
@@ -110,9 +111,23 @@ def test_a_kind_is_carried_by_what_it_says(
     node: CudaNode, kind: str, engine: object, num_sms: int | None
 ) -> None:
     node.run([Copy(src=3, dst=5, run_by=5, kind=kind, num_pages=4)])
-    (posted,) = node.memory[5]._copier.posted  # type: ignore[attr-defined]
-    assert posted[0] == engine
-    assert num_sms is None or posted[1] == num_sms
+    for posted in node.memory[5]._copier.posted:  # type: ignore[attr-defined]
+        assert posted[0] == engine
+        assert num_sms is None or posted[1] == num_sms
+
+
+@pytest.mark.parametrize("sources", [(3,), (3, 5)])
+def test_a_round_is_many_copies_and_its_time_that_of_one(
+    node: CudaNode, monkeypatch: pytest.MonkeyPatch, sources: tuple[int, ...]
+) -> None:
+    copies = [Copy(src=one, dst=7, run_by=one, kind=ENGINE, num_pages=4) for one in sources]
+    clock = itertools.chain([0.0] * len(sources), itertools.repeat(4.0))
+    monkeypatch.setattr(cuda_node.time, "perf_counter", lambda: next(clock))
+    seconds = node.run(copies)
+    for one in sources:
+        num_posted = len(node.memory[one]._copier.posted)  # type: ignore[attr-defined]
+        assert num_posted > 1
+        assert seconds == 4.0 / num_posted
 
 
 def test_a_check_names_the_page_in_the_destination(node: CudaNode) -> None:
