@@ -114,9 +114,9 @@ def test_ctrl_c_keeps_what_was_measured(fake: Fake, tmp_path: Path) -> None:
     setups = ("--setup", "one=aggregated", "--setup", "two=pd")
     never = "--decode-args=--fake=never"
     with fake.started("bench", *setups, never, *LOAD, "--out", str(out)) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        assert process.stdout.readline()
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("two: starting"):
+            assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 130
