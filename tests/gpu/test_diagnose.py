@@ -1,13 +1,10 @@
 """``kvxfer diagnose`` on real GPUs: what it measures, and that its checks see planted faults."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from diagnose_command import judged
 
 from kvxfer import _core
 from kvxfer.diagnose.figures import ENGINE, KERNEL, PAGED, PINNED
@@ -69,17 +66,7 @@ def test_what_nvml_says_of_the_gpu() -> None:
 
 
 def test_the_command_measures_the_gpu(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "kvxfer", "diagnose", "--gentle", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        cwd="/",
-    )
-    assert done.returncode in (0, 1), done.stderr
-    report: dict[str, Any] = json.loads(path.read_text())
-    verdicts = {check["check"]: check["verdict"] for check in report["checks"]}
-    assert (verdicts["bytes"], verdicts["measured"]) == ("PASS", "PASS"), done.stdout
+    report, verdicts, printed = judged("--gentle", tmp_path)
+    assert (verdicts["bytes"], verdicts["measured"]) == ("PASS", "PASS"), printed
     pinned = [one for one in report["figures"]["all"] if one["kind"] == PINNED]
     assert {one["dst"] for one in pinned} | {one["src"] for one in pinned} >= {"gpu0"}

@@ -16,6 +16,18 @@ from kvxfer.pd.proxy.run import proxy
 
 __all__ = ["CHAT", "COMPLETIONS"]
 
+PROMPT = list(range(1, 40))
+MESSAGES = [{"role": "user", "content": "what is a page"}]
+# The ways in which a client may ask for an answer.
+STREAMS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "stream": {"stream": True},
+    "usage": {"stream": True, "stream_options": {"include_usage": True}},
+    "usage_in_each": {
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    },
+}
 LIMIT_S = 90.0
 QUICK = Limits(connect_s=1.0, refusal_s=0.3, notice_s=1.0, discard_s=2.0, probe_s=1.0)
 
@@ -39,6 +51,14 @@ class Reply:
         assert parts.pop() == ""
         datas = [part.removeprefix("data: ") for part in parts]
         return [data if data == "[DONE]" else json.loads(data) for data in datas]
+
+
+def answer_of(reply: Reply) -> Any:
+    """What a client reads, without the second in which it was written."""
+    assert reply.status == 200, reply.body
+    is_stream = reply.headers["Content-Type"].startswith("text/event-stream")
+    chunks = reply.events if is_stream else [reply.json]
+    return [{**chunk, "created": 0} if isinstance(chunk, dict) else chunk for chunk in chunks]
 
 
 @dataclass

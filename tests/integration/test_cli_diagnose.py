@@ -1,22 +1,11 @@
 """The command ``kvxfer diagnose`` as a user runs it: its files and its exit status."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from captures import write_capture
-
-
-def diagnose(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kvxfer", "diagnose", *options],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd="/",
-    )
+from diagnose_command import diagnose
 
 
 def test_this_machine_is_diagnosed(tmp_path: Path) -> None:

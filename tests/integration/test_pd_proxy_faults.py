@@ -10,11 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 from fake_engine import Engine
-from pd_proxies import CHAT, COMPLETIONS, QUICK, Setup, run, serving, until, until_true
+from pd_proxies import CHAT, COMPLETIONS, PROMPT, QUICK, Setup, run, serving, until, until_true
 
 from kvxfer.pd.proxy import legs
 
-PROMPT = list(range(1, 40))
 LONG = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True}
 REFUSAL = b'{"error": {"message": "no such model", "type": "NotFoundError", "code": 404}}'
 

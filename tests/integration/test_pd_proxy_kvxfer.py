@@ -5,19 +5,18 @@ import json
 from typing import Any
 
 import pytest
-from pd_proxies import CHAT, COMPLETIONS, Reply, Setup, run, serving, until
-
-PROMPT = list(range(1, 40))
-MESSAGES = [{"role": "user", "content": "what is a page"}]
-
-
-def answer_of(reply: Reply) -> Any:
-    """What a client reads, without the second in which it was written."""
-    assert reply.status == 200, reply.body
-    is_stream = reply.headers["Content-Type"].startswith("text/event-stream")
-    chunks = reply.events if is_stream else [reply.json]
-    return [{**chunk, "created": 0} if isinstance(chunk, dict) else chunk for chunk in chunks]
-
+from pd_proxies import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    PROMPT,
+    STREAMS,
+    Setup,
+    answer_of,
+    run,
+    serving,
+    until,
+)
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "tokens": (COMPLETIONS, {"prompt": PROMPT, "max_tokens": 8}),
@@ -36,15 +35,6 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"messages": MESSAGES, "max_tokens": 8}),
     "chat_newer_field": (CHAT, {"messages": MESSAGES, "max_completion_tokens": 8}),
     "chat_several_outputs": (CHAT, {"messages": MESSAGES, "max_tokens": 4, "n": 2}),
-}
-STREAMS: dict[str, dict[str, Any]] = {
-    "whole": {},
-    "stream": {"stream": True},
-    "usage": {"stream": True, "stream_options": {"include_usage": True}},
-    "usage_in_each": {
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    },
 }
 
 

@@ -8,11 +8,19 @@ import pytest
 import zmq
 import zmq.asyncio
 from fake_engine_model import EOS, generate, tokenize
-from pd_proxies import CHAT, COMPLETIONS, Reply, Setup, run, serving, until, until_true
-
-PROMPT = list(range(1, 40))
-MESSAGES = [{"role": "user", "content": "what is a page"}]
-
+from pd_proxies import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    PROMPT,
+    STREAMS,
+    Setup,
+    answer_of,
+    run,
+    serving,
+    until,
+    until_true,
+)
 
 # To the model of letters, of which the first token here is its end of text.
 STOPS_AT_ONCE = [{"role": "user", "content": "how many pages has a book"}]
@@ -25,13 +33,6 @@ def first_is(token: int) -> list[int]:
         if next(iter(generate(prompt, {}, 9, 0))).token == token:
             return prompt
     raise AssertionError("no such prompt")
-
-
-def answer_of(reply: Reply) -> Any:
-    assert reply.status == 200, reply.body
-    is_stream = reply.headers["Content-Type"].startswith("text/event-stream")
-    chunks = reply.events if is_stream else [reply.json]
-    return [{**chunk, "created": 0} if isinstance(chunk, dict) else chunk for chunk in chunks]
 
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,15 +52,6 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat_newer_field": (CHAT, {"messages": MESSAGES, "max_completion_tokens": 8}),
     "chat_no_limit": (CHAT, {"messages": MESSAGES}),
     "chat_eos_at_once": (CHAT, {"messages": STOPS_AT_ONCE}),
-}
-STREAMS: dict[str, dict[str, Any]] = {
-    "whole": {},
-    "stream": {"stream": True},
-    "usage": {"stream": True, "stream_options": {"include_usage": True}},
-    "usage_in_each": {
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    },
 }
 
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pd_proxies import CHAT, QUICK, Setup, run, serving, until, until_true
+from pd_proxies import CHAT, PROMPT, QUICK, Setup, run, serving, until, until_true
 
-PROMPT = list(range(1, 40))
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 9}
 
 

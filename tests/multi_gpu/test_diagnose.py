@@ -1,12 +1,9 @@
 """``kvxfer diagnose`` between two GPUs."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from diagnose_command import judged
 
 from kvxfer.diagnose.figures import BOTH_WAYS, ENGINE, KERNEL, LATENCY, PAGED
 from kvxfer.diagnose.inventory.nvml import read_nvml
@@ -45,19 +42,9 @@ def test_nvml_and_cuda_agree_on_peer_access() -> None:
 
 
 def test_the_command_fills_the_matrix(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "kvxfer", "diagnose", "--quick", "--json", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        cwd="/",
-    )
-    assert done.returncode in (0, 1), done.stderr
-    report: dict[str, Any] = json.loads(path.read_text())
+    report, verdicts, printed = judged("--quick", tmp_path)
     keys = {(one["kind"], one["src"], one["dst"]) for one in report["figures"]["all"]}
     for kind in (ENGINE, KERNEL, PAGED, LATENCY):
-        assert {(kind, "gpu0", "gpu1"), (kind, "gpu1", "gpu0")} <= keys, done.stdout
+        assert {(kind, "gpu0", "gpu1"), (kind, "gpu1", "gpu0")} <= keys, printed
     assert (BOTH_WAYS, "gpu0", "gpu1") in keys
-    verdicts = {check["check"]: check["verdict"] for check in report["checks"]}
-    assert (verdicts["bytes"], verdicts["measured"]) == ("PASS", "PASS"), done.stdout
+    assert (verdicts["bytes"], verdicts["measured"]) == ("PASS", "PASS"), printed
