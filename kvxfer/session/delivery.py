@@ -138,7 +138,6 @@ class Delivery:
         assert way is not None
         parts, complete = self._shipment.ready(way.num_posted)
         end_s = time.monotonic() + _TURN_S
-        self._has_more = False
         try:
             for part in parts:
                 # Later, so that no other request waits for this one's copies.
