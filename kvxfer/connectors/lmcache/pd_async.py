@@ -14,14 +14,13 @@ import zmq
 from lmcache.v1.storage_backend.pd_backend_async import PDBackendAsync
 
 from kvxfer.connectors.lmcache.outgoing import Batch, mark_failed
-from kvxfer.connectors.lmcache.pd_common import PDParts
+from kvxfer.connectors.lmcache.pd_common import NOTICE_LINGER_MS, PDHooks, PDParts
 from kvxfer.connectors.lmcache.wire import AllocResponse
 
 _MAX_OPEN_CALLS = 64
-_NOTICE_LINGER_MS = 500
 
 
-class KvxferPDBackendAsync(PDBackendAsync):  # type: ignore[misc]
+class KvxferPDBackendAsync(PDHooks, PDBackendAsync):  # type: ignore[misc]
     """Sends prefilled KV, or receives it; LMCache's engine makes it in place of its own."""
 
     def __init__(self, config: Any, metadata: Any) -> None:
@@ -39,16 +38,6 @@ class KvxferPDBackendAsync(PDBackendAsync):  # type: ignore[misc]
             super().__init__(config, metadata)
 
     # A sender.
-
-    def allocate(self, *args: Any, **kwargs: Any) -> Any:
-        """A page; a sender waits for one as long as some are on their way out.
-
-        Raises:
-            KvxferError: there will be none; see `InFlight.await_room`.
-        """
-        if self.pd_config.role == "sender":
-            self._parts.await_room()
-        return super().allocate(*args, **kwargs)
 
     def batched_submit_put_task(
         self,
@@ -73,15 +62,6 @@ class KvxferPDBackendAsync(PDBackendAsync):  # type: ignore[misc]
             self._parts.in_flight.end()
             mark_failed(transfer_spec)
             raise
-
-    def _ensure_peer_connection(
-        self,
-        receiver_id: str,
-        receiver_host: str,
-        receiver_init_port: int,
-        receiver_alloc_port: int,
-    ) -> None:
-        self._parts.meet(receiver_id, receiver_host, receiver_init_port, receiver_alloc_port)
 
     async def _async_remote_allocate(self, receiver_id: str, alloc_request: Any) -> AllocResponse:
         loop = asyncio.get_running_loop()
@@ -108,16 +88,6 @@ class KvxferPDBackendAsync(PDBackendAsync):  # type: ignore[misc]
     def _init_receiver(self) -> None:
         self._parts.serve(self.pd_config.peer_host, self.pd_config.peer_alloc_port)
 
-    def contains(self, key: Any, pin: bool = False) -> bool:
-        """Whether all bytes of a key are here; who asks means to fetch it."""
-        self._parts.shelf.touch(key)
-        return bool(super().contains(key, pin))
-
-    def get_blocking(self, key: Any) -> Any:
-        """The object of a key that is here."""
-        self._parts.shelf.touch(key)
-        return super().get_blocking(key)
-
     def close(self) -> None:
         """End everything within seconds; may be called more than once."""
         if self._is_closed:
@@ -127,7 +97,7 @@ class KvxferPDBackendAsync(PDBackendAsync):  # type: ignore[misc]
         self._parts.close()
         if self.pd_config.role == "sender":
             self._notify_staging_freed()
-            self._async_proxy_socket.setsockopt(zmq.LINGER, _NOTICE_LINGER_MS)
+            self._async_proxy_socket.setsockopt(zmq.LINGER, NOTICE_LINGER_MS)
             self._end(self._sender_loop, self._sender_thread)
             self._async_proxy_socket.close()
             self._async_zmq_context.term()

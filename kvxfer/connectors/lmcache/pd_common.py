@@ -29,6 +29,7 @@ from kvxfer.connectors.lmcache.wire import (
 from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.transport import After
 
+NOTICE_LINGER_MS = 500  # for the last notices to the proxy
 _MAX_WAIT_S = 86400.0
 _GRACE_S = 5.0  # a receiver that has no pages says so before a sender has waited too long
 _log = logging.getLogger(__name__)
@@ -193,6 +194,46 @@ class PDParts:
 
     def _is_lost(self, receiver_id: str) -> bool:
         return bool(self._backend.transfer_channel.is_lost(receiver_id))
+
+
+class PDHooks:
+    """What both back ends override alike; stands before LMCache's class among the bases."""
+
+    _parts: PDParts
+    pd_config: Any
+
+    # A sender.
+
+    def allocate(self, *args: Any, **kwargs: Any) -> Any:
+        """A page; a sender waits for one as long as some are on their way out.
+
+        Raises:
+            KvxferError: there will be none; see `InFlight.await_room`.
+        """
+        if self.pd_config.role == "sender":
+            self._parts.await_room()
+        return super().allocate(*args, **kwargs)  # type: ignore[misc]
+
+    def _ensure_peer_connection(
+        self,
+        receiver_id: str,
+        receiver_host: str,
+        receiver_init_port: int,
+        receiver_alloc_port: int,
+    ) -> None:
+        self._parts.meet(receiver_id, receiver_host, receiver_init_port, receiver_alloc_port)
+
+    # A receiver.
+
+    def contains(self, key: Any, pin: bool = False) -> bool:
+        """Whether all bytes of a key are here; who asks means to fetch it."""
+        self._parts.shelf.touch(key)
+        return bool(super().contains(key, pin))  # type: ignore[misc]
+
+    def get_blocking(self, key: Any) -> Any:
+        """The object of a key that is here."""
+        self._parts.shelf.touch(key)
+        return super().get_blocking(key)  # type: ignore[misc]
 
 
 def _limit_s(config: Any) -> float:

@@ -14,14 +14,12 @@ from lmcache.v1.storage_backend.pd_backend import (
 )
 
 from kvxfer.connectors.lmcache.outgoing import Batch, mark_failed
-from kvxfer.connectors.lmcache.pd_common import PDParts
+from kvxfer.connectors.lmcache.pd_common import NOTICE_LINGER_MS, PDHooks, PDParts
 from kvxfer.connectors.lmcache.ports import PortServer
 from kvxfer.connectors.lmcache.wire import AllocResponse
 
-_NOTICE_LINGER_MS = 500
 
-
-class KvxferPDBackend(PDBackend):  # type: ignore[misc]
+class KvxferPDBackend(PDHooks, PDBackend):  # type: ignore[misc]
     """Sends prefilled KV, or receives it; LMCache's engine makes it in place of its own."""
 
     def __init__(self, config: Any, metadata: Any) -> None:
@@ -48,17 +46,7 @@ class KvxferPDBackend(PDBackend):  # type: ignore[misc]
         self.zmq_context = zmq.Context()
         super()._init_sender()
         if self.proxy_side_channel is not None:
-            self.proxy_side_channel.setsockopt(zmq.LINGER, _NOTICE_LINGER_MS)
-
-    def allocate(self, *args: Any, **kwargs: Any) -> Any:
-        """A page; a sender waits for one as long as some are on their way out.
-
-        Raises:
-            KvxferError: there will be none; see `InFlight.await_room`.
-        """
-        if self.pd_config.role == "sender":
-            self._parts.await_room()
-        return super().allocate(*args, **kwargs)
+            self.proxy_side_channel.setsockopt(zmq.LINGER, NOTICE_LINGER_MS)
 
     def batched_submit_put_task(
         self,
@@ -94,15 +82,6 @@ class KvxferPDBackend(PDBackend):  # type: ignore[misc]
             future.add_done_callback(self._parts.in_flight.end)
         return futures
 
-    def _ensure_peer_connection(
-        self,
-        receiver_id: str,
-        receiver_host: str,
-        receiver_init_port: int,
-        receiver_alloc_port: int,
-    ) -> None:
-        self._parts.meet(receiver_id, receiver_host, receiver_init_port, receiver_alloc_port)
-
     def _remote_allocate(self, receiver_id: str, alloc_request: Any) -> AllocResponse:
         batch = self._batch
         more: dict[str, object] = {}
@@ -120,16 +99,6 @@ class KvxferPDBackend(PDBackend):  # type: ignore[misc]
         if config.peer_query_port is not None:
             self._query_port = _QueryPort(f"{config.peer_host}:{config.peer_query_port}", self)
 
-    def contains(self, key: Any, pin: bool = False) -> bool:
-        """Whether all bytes of a key are here; who asks means to fetch it."""
-        self._parts.shelf.touch(key)
-        return bool(super().contains(key, pin))
-
-    def get_blocking(self, key: Any) -> Any:
-        """The object of a key that is here."""
-        self._parts.shelf.touch(key)
-        return super().get_blocking(key)
-
     def close(self) -> None:
         """End everything within seconds; may be called more than once."""
         if self._is_closed:
@@ -144,7 +113,7 @@ class KvxferPDBackend(PDBackend):  # type: ignore[misc]
         for thread in self.running_threads:
             thread.join(timeout=1.0)
         if self.pd_config.role != "receiver":
-            self.zmq_context.destroy(linger=_NOTICE_LINGER_MS)
+            self.zmq_context.destroy(linger=NOTICE_LINGER_MS)
 
 
 class _QueryPort(PortServer):
