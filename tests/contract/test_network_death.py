@@ -2,8 +2,9 @@
 
 import pytest
 from peer_process import ChildProcess
-from session_sides import child, eventually, here, open_receiver, open_sender, sides
+from session_sides import child, here, open_receiver, open_sender, sides
 from transport_pairs import NIXL, UCX, Kind, require_available
+from waiting import eventually
 
 
 @pytest.mark.parametrize("kind", [UCX, NIXL], ids=lambda kind: kind.transport)

@@ -13,7 +13,7 @@ from cache_content import private_array
 from group_cases import GroupCase, GroupSide
 from kv_oracle import Blocks, compare
 from mutations import mutate
-from session_sides import eventually
+from waiting import eventually
 
 from kvxfer import KVCache
 from kvxfer.control import ReserveReply, TableSpec, decode, encode

@@ -5,8 +5,9 @@ import time
 from typing import Any
 
 import pytest
-from session_sides import eventually, ports_of
+from session_sides import ports_of
 from sessions import Session, session, with_args
+from waiting import eventually
 
 from kvxfer.errors import InvalidUsage, KvxferError, TransferFailed
 from kvxfer.layout import BlockTable

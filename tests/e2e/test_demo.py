@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from pd_programs import free_ports
+from free_ports import free_base
+from pd_programs import OFFSETS
 
 from kvxfer.pd.result import find_points, load_point, load_setup
 
@@ -30,7 +31,7 @@ def left_over(logs: Path) -> list[str]:
 
 @pytest.mark.timeout(LIMIT_S)
 def test_the_demonstration_runs_to_its_report(tmp_path: Path) -> None:
-    out, logs, base = tmp_path / "out", tmp_path / "logs", free_ports()
+    out, logs, base = tmp_path / "out", tmp_path / "logs", free_base(OFFSETS)
     ports = ("--port", str(base + 700), "--engine-ports", str(base))
     done = subprocess.run(
         [sys.executable, "-m", "kvxfer", "pd", "demo", *ports, "--out", out, "--logs", logs],

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import vllm_stand_in
-from vllm_engines import GUARD_S, Pair, eventually, texts
+from vllm_engines import GUARD_S, Pair, texts
 from vllm_fakes import receive_params, send_params
+from waiting import eventually
 
 from kvxfer.connectors.vllm.params import attempt_id
 

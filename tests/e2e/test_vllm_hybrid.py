@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_engines import Pair, eventually, texts
+from vllm_engines import Pair, texts
 from vllm_fakes import receive_params
+from waiting import eventually
 
 WINDOW = 200
 TOKEN_LAYER_BYTES = 2 * 2 * 64 * 4

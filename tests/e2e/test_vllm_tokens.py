@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from vllm_engines import Pair, eventually, texts
+from vllm_engines import Pair, texts
+from waiting import eventually
 
 EDGES = [2, 3, 126, 127, 128, 129, 130, 255, 256, 257, 511, 512, 513, 1024, 3000]
 

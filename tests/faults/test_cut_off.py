@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from peer_process import RemotePeer
 from relay import Relay
-from session_sides import child, eventually, here, open_receiver, open_sender, sides
+from session_sides import child, here, open_receiver, open_sender, sides
+from waiting import eventually
 
 BLOCKS = [3, 1, 7]
 

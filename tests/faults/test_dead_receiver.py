@@ -9,13 +9,13 @@ from session_sides import (
     RECEIVER_SEED,
     check_received,
     child,
-    eventually,
     here,
     open_receiver,
     open_sender,
     ports_of,
     sides,
 )
+from waiting import eventually
 
 BLOCKS = [3, 1, 7]
 

@@ -6,15 +6,8 @@ import signal
 import pytest
 from leaks import check_flat, resources
 from peer_process import ChildProcess, RemoteError, RemotePeer
-from session_sides import (
-    check_received,
-    child,
-    eventually,
-    here,
-    open_receiver,
-    open_sender,
-    sides,
-)
+from session_sides import check_received, child, here, open_receiver, open_sender, sides
+from waiting import eventually
 
 
 def begin(sender: RemotePeer, addresses: dict[str, str], request_id: str = "r-1") -> None:

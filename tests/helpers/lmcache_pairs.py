@@ -1,12 +1,12 @@
 """Two LMCache engines in processes of their own, a sender and a receiver, and the proxy's ear."""
 
 import select
-import socket
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
+from free_ports import free_ports
 from peer_process import ChildProcess
 
 PROGRAM = Path(__file__).with_name("lmcache_host.py")
@@ -22,18 +22,6 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "CUDA_VISIBLE_DEVICES": "",
 }
-
-
-def free_ports(count: int, host: str = HOST) -> list[int]:
-    """Ports that nobody has now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((host, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class HostProcess(ChildProcess):

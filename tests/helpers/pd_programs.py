@@ -1,9 +1,7 @@
 """``kvxfer pd`` as a program, beside a fake vLLM; and what it left running."""
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fake_vllm import PIDS, write_site
+from free_ports import free_base
 
 DEADLINE_S = 60.0
+OFFSETS = (0, 1, 100, 101, 200, 300, 400, 500, 700)  # the ports that a small set-up takes
 
 
 class Fake:
@@ -23,7 +23,7 @@ class Fake:
         self.site = write_site(folder / "site")
         self.pids = folder / "pids"
         self.pids.mkdir()
-        self.base_port = free_ports()
+        self.base_port = free_base(OFFSETS)
 
     def words(self, command: str, *arguments: str) -> list[str]:
         ports = ["--port", str(self.base_port + 700), "--engine-ports", str(self.base_port)]
@@ -81,18 +81,3 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-def free_ports() -> int:
-    """The first of a span of ports where those that a small set-up takes are free."""
-    rng = random.Random()
-    for _ in range(100):
-        base = rng.randrange(20000, 50000)
-        if all(_is_free(base + offset) for offset in (0, 1, 100, 101, 200, 300, 400, 500, 700)):
-            return base
-    raise AssertionError("no free ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0

@@ -1,7 +1,6 @@
 """Both sides of sessions in tests: children that can be killed, and this process."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,6 @@ SENDER_SEED = 1
 # Short, so that what a fault leads to is seen soon; the order of the three matters, not the sizes.
 RECEIVE_LIMITS = {"wait_s": 10.0, "receive_s": 10.0, "drain_s": 0.5}
 SEND_LIMITS = {"connect_s": 8.0, "reserve_s": 10.0, "move_s": 10.0, "commit_s": 5.0}
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait for what must come; far longer than it takes."""
-    end_s = time.monotonic() + GUARD_S
-    while not condition():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.01)
 
 
 def child() -> ChildProcess:

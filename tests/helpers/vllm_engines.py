@@ -9,14 +9,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from vllm_fakes import free_ports, receive_params, send_params
+from free_ports import free_ports
+from vllm_fakes import receive_params, send_params
 
 START_S = 240.0
 GUARD_S = 60.0
@@ -200,13 +201,6 @@ class Pair:
     def stop(self) -> None:
         self.prefill.stop()
         self.decode.stop()
-
-
-def eventually(condition: Callable[[], bool], what: str, limit_s: float = GUARD_S) -> None:
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.05)
 
 
 def texts(reply: Any) -> list[tuple[str, str]]:

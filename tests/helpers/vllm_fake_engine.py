@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from free_ports import free_ports
 from numpy.typing import NDArray
-from vllm_fakes import FakeTensor, finished, free_ports, layer_names, step, tensor
+from vllm_fakes import FakeTensor, finished, layer_names, step, tensor
 
 from kvxfer.connectors.vllm.cache_map import ModelPart, map_caches
 from kvxfer.connectors.vllm.config import read_config

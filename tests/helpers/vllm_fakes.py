@@ -1,6 +1,5 @@
 """What vLLM hands to its connector, without vLLM: tensors, requests and steps."""
 
-import socket
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -109,15 +108,3 @@ def send_params(transfer_id: str, *addresses: Mapping[str, str]) -> dict[str, An
 
 def receive_params(transfer_id: str) -> dict[str, Any]:
     return {"kvxfer": {"role": "receive", "transfer_id": transfer_id}}
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    held = [socket.socket() for _ in range(number)]
-    try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
-    finally:
-        for one in held:
-            one.close()

@@ -8,7 +8,8 @@ import pytest
 if importlib.util.find_spec("lmcache") is None:
     pytest.skip("LMCache is not installed", allow_module_level=True)
 
-from lmcache_pairs import HOST, PROGRAM, HostProcess, free_ports
+from free_ports import free_ports
+from lmcache_pairs import HOST, PROGRAM, HostProcess
 from peer_process import RemoteError
 
 P2P_PROGRAM = PROGRAM.with_name("lmcache_p2p_host.py")

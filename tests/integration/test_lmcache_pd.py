@@ -16,7 +16,8 @@ if importlib.util.find_spec("lmcache") is None:
     pytest.skip("LMCache is not installed", allow_module_level=True)
 
 import zmq
-from lmcache_pairs import HOST, MODES, NUM_PAGES, Hosts, Pair, free_ports
+from free_ports import free_ports
+from lmcache_pairs import HOST, MODES, NUM_PAGES, Hosts, Pair
 from peer_process import RemoteError
 
 # The tests of kvxfer's own peers do without NIXL; those of stock peers have a file of their own.

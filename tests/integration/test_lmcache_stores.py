@@ -10,7 +10,8 @@ import pytest
 if importlib.util.find_spec("lmcache") is None:
     pytest.skip("LMCache is not installed", allow_module_level=True)
 
-from lmcache_pairs import HOST, MP_PROGRAM, HostProcess, free_ports
+from free_ports import free_ports
+from lmcache_pairs import HOST, MP_PROGRAM, HostProcess
 
 TOKENS, TOKEN_BYTES = 1000, 8192
 pytestmark = pytest.mark.timeout(300)

@@ -4,19 +4,12 @@ import socket
 from collections.abc import Callable
 
 import pytest
+from free_ports import free_ports
 
 from kvxfer.control import CommitRequest, ControlClient, ControlServer, Done, Ports
 from kvxfer.errors import InvalidUsage, NotAvailable
 
 HANDLERS = {CommitRequest: lambda message: Done(message.request_id)}
-
-
-def free_ports(number: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def test_derived_ports_are_two_a_rank_in_a_row() -> None:
