@@ -7,7 +7,7 @@ import numpy
 import numpy.typing
 import typing
 import typing_extensions
-__all__: list[str] = ['ArrayInfo', 'BuildInfo', 'ChaseResult', 'CompletionBoard', 'CopyEngine', 'CopyFault', 'DeviceBuffer', 'DeviceContext', 'DeviceCopier', 'DeviceInfo', 'IpcExport', 'IpcMapping', 'PatternMismatch', 'PatternTables', 'PinnedRange', 'PlanTables', 'PointerInfo', 'ProcessIdentity', 'SharedSegment', 'StreamMark', 'UcxContext', 'UcxLink', 'UcxMemory', 'UcxServer', 'UcxSettings', 'WorkerPool', 'buffer_id', 'build_info', 'can_access_peer', 'chase_pointers', 'device_count', 'device_info', 'enable_peer_access', 'no_device_reason', 'paged_copy_host', 'paged_copy_process_vm', 'pattern_check_device', 'pattern_check_host', 'pattern_fill_device', 'pattern_fill_host', 'pointer_info', 'process_identity', 'read_dlpack', 'require_same_process', 'ucx_load']
+__all__: list[str] = ['ArrayInfo', 'BuildInfo', 'ChaseResult', 'CompletionBoard', 'CopyEngine', 'CopyFault', 'DescriptorList', 'DeviceBuffer', 'DeviceContext', 'DeviceCopier', 'DeviceInfo', 'IpcExport', 'IpcMapping', 'ListPlan', 'PatternMismatch', 'PatternTables', 'PinnedRange', 'PlanTables', 'PointerInfo', 'ProcessIdentity', 'SharedSegment', 'StreamMark', 'UcxContext', 'UcxLink', 'UcxMemory', 'UcxServer', 'UcxSettings', 'WorkerPool', 'buffer_id', 'build_info', 'can_access_peer', 'chase_pointers', 'device_count', 'device_info', 'enable_peer_access', 'no_device_reason', 'paged_copy_host', 'paged_copy_process_vm', 'pattern_check_device', 'pattern_check_host', 'pattern_fill_device', 'pattern_fill_host', 'pointer_info', 'process_identity', 'read_dlpack', 'require_same_process', 'ucx_load']
 class BuildInfo:
     """
     How this core was built.
@@ -406,6 +406,53 @@ class DeviceCopier:
         ...
     def wait(self, slot: typing.SupportsInt | typing.SupportsIndex, sequence: typing.SupportsInt | typing.SupportsIndex, timeout_s: typing.SupportsFloat | typing.SupportsIndex) -> bool:
         ...
+class DescriptorList:
+    """
+    One side's descriptors: rows uint64 [n, 3] (address, bytes, device); ranges uint64 [m, 3]
+    (begin, end, shift modulo 2^64), sorted, one of which holds each descriptor.
+    """
+    def __init__(self, rows: numpy.typing.NDArray[numpy.uint64], ranges: numpy.typing.NDArray[numpy.uint64]) -> None:
+        ...
+    def __len__(self) -> int:
+        ...
+    def place_on(self, device: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Copy the addresses to a GPU, which looks them up there from then on.
+        """
+    @property
+    def ranges_used(self) -> list[int]:
+        """
+        Which ranges hold a descriptor, by their places in the table.
+        """
+class ListPlan:
+    """
+    Chosen descriptors of one list to as many of another; indices are int64 [n]. It keeps the
+    lists alive.
+    """
+    def __init__(self, src: DescriptorList, src_indices: numpy.typing.NDArray[numpy.int64], dst: DescriptorList, dst_indices: numpy.typing.NDArray[numpy.int64]) -> None:
+        ...
+    def copy_host(self, pool: WorkerPool, bypass_cache: bool) -> None:
+        """
+        Copy between addresses that are both mapped here; returns when done.
+        """
+    def copy_process_vm(self, pool: WorkerPool, pid: typing.SupportsInt | typing.SupportsIndex, remote_is_destination: bool) -> None:
+        """
+        Copy to or from another process by cross-memory attach; returns when done.
+        """
+    def post(self, copier: DeviceCopier, slot: typing.SupportsInt | typing.SupportsIndex, sequence: typing.SupportsInt | typing.SupportsIndex, num_sms: typing.SupportsInt | typing.SupportsIndex, engine: CopyEngine) -> CopyEngine:
+        """
+        Queue the copy on a GPU; see DeviceCopier.post.
+        """
+    @property
+    def looks_up(self) -> bool:
+        """
+        Whether a GPU finds the addresses in its own memory.
+        """
+    @property
+    def num_bytes(self) -> int:
+        """
+        Bytes that are copied.
+        """
 class UcxSettings:
     """
     How the ucx transport cuts and waits.

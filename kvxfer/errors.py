@@ -57,5 +57,9 @@ class ProtocolMismatch(KvxferError):
     """The peer speaks another protocol version, or sent what the protocol does not allow."""
 
 
+class ProfileRefused(KvxferError):
+    """A tuning profile is damaged, of another version, or of another machine."""
+
+
 class VerificationError(KvxferError):
     """Bytes at the destination differ from the source, or a figure is physically impossible."""

@@ -1,5 +1,6 @@
 """Sizes and rates as people write them. GB = 1e9 bytes, GiB = 2**30 bytes."""
 
+import math
 import re
 from fractions import Fraction
 
@@ -32,6 +33,20 @@ def format_bytes(num_bytes: int) -> str:
             return f"{value:.4g} {unit}"
         value /= 1024
     raise AssertionError("unreachable")
+
+
+def format_tokens(count: int) -> str:
+    """8192 as 8k, 1000 as 1000."""
+    return f"{count >> 10}k" if count >= 1024 and count % 1024 == 0 else str(count)
+
+
+def format_number(value: float) -> str:
+    """Three figures, no exponent, thousands apart: 0.00123, 1.5, 12,300."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    text = f"{round(value, digits):,.{max(0, digits)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def gb_per_s(num_bytes: int, seconds: float) -> float:

@@ -23,8 +23,8 @@ SUFFIXES = {".py", ".cpp", ".hpp", ".cu", ".cuh"}
 
 # Python rooms: what each may import of kvxfer, besides itself. An entry "room.module" allows that
 # module alone. `_core` is the native module; `facade` is the package's own lazy names.
-_BASE = {"closing", "errors", "units", "env"}
-_TRANSPORT = _BASE | {"layout", "memory"}
+_BASE = {"closing", "errors", "units", "env", "whole_file"}
+_TRANSPORT = _BASE | {"layout", "memory", "tuning"}
 _SESSION = _TRANSPORT | {"transport", "control"}
 _ENGINES = _SESSION | {"session", "connectors"}
 _TOOLS = {"sweep", "worker", "diagnose", "pd", "report", "cli"}
@@ -32,25 +32,29 @@ ARROWS: dict[str, set[str]] = {
     "__init__": {"layout", "memory", "transport", "session"},
     "__main__": {"cli"},
     "closing": set(),
+    "whole_file": {"errors"},
     "errors": set(),
     "units": {"errors"},
     "env": {"errors", "units"},
     "layout": _BASE,
     "control": _BASE | {"layout"},
     "memory": _BASE | {"layout", "_core"},
+    "tuning": _BASE,
     "transport": _TRANSPORT | {"_core"},
     "session": _SESSION,
-    "connectors": _SESSION | {"session"},
+    "connectors": _SESSION | {"session", "_core"},
     "sweep": _ENGINES | {"_core"},
     "worker": _ENGINES | {"sweep", "_core"},
     "diagnose": _ENGINES | {"sweep", "_core"},
-    "pd": _ENGINES,
+    "pd": _ENGINES | {"sweep.result"},
     "report": _BASE
-    | {"sweep.result", "diagnose.result", "pd.result", "pd.summary"}
+    | {"tuning"}
+    | {"sweep.result", "diagnose.result", "pd.result", "pd.summary", "pd.plan_summary"}
+    | {"pd.experiment_result"}
     | {"diagnose.facts", "diagnose.figures"},
     "pytest_plugin": _ENGINES | {"sweep", "facade"},
     "cli": _ENGINES | _TOOLS | {"_core", "facade"},
-    "bench": _ENGINES | {"sweep", "facade"},
+    "bench": _ENGINES | {"sweep", "pd", "facade"},
 }
 
 # Third-party names and their homes under kvxfer/; what is not listed has none.
@@ -61,7 +65,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("pd/proxy/",),
     "pynvml": ("transport/topology.py", "diagnose/"),
     "rich": ("report/", "cli/"),
-    "matplotlib": ("report/pd_cdf.py",),
+    "matplotlib": ("report/pd_cdf.py", "report/experiment_plots.py"),
     "torch": ("sweep/compute.py", "connectors/vllm/connector.py", "connectors/lmcache"),
     "cupy": ("sweep/compute.py",),
     "nixl": ("transport/nixl", "connectors/nixl_agent", "sweep/peers/"),
@@ -69,7 +73,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ucxx": ("transport/ucx", "sweep/peers/"),
     "ucp": ("transport/ucx", "sweep/peers/"),
     "libucx": ("transport/ucx",),
-    "vllm": ("connectors/vllm", "pd/"),
+    "vllm": ("connectors/vllm", "connectors/nixl_agent/plugin.py", "pd/"),
     "transformers": ("pd/demo/smollm.py",),
     "gguf": ("pd/demo/smollm.py",),
     "lmcache": ("connectors/lmcache",),

@@ -12,6 +12,7 @@ using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 void register_errors(py::module_& module);
 void register_memory(py::module_& module);
 void register_copy(py::module_& module);
+void register_lists(py::module_& module);
 void register_device(py::module_& module);
 void register_ucx(py::module_& module);
 

@@ -26,5 +26,6 @@ PYBIND11_MODULE(_core, module) {
   register_memory(module);
   register_copy(module);
   register_device(module);
+  register_lists(module);
   register_ucx(module);
 }

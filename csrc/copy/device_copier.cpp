@@ -50,6 +50,7 @@ struct Flight {
   std::size_t capacity_bytes = 0;
   std::uint32_t* arrivals = nullptr;
   CompletionTarget target{};  // sequence 0: never used
+  std::uint64_t posted = 0;   // the number of its post
 
   void release() noexcept {
     (void)cudaFreeHost(pinned);
@@ -134,15 +135,22 @@ struct DeviceCopier::State {
     (void)cudaSetDevice(previous);
   }
 
+  /// The first flight that is idle, so that few of them ever get tables: making those takes longer
+  /// than a copy. Else the one that was posted first, once it is idle.
   Flight& take_flight() {
-    Flight& flight = flights[next_flight];
-    if (flight.target.sequence != 0 && !wait(flight.target, kQueueTimeoutS)) {
+    for (Flight& flight : flights) {
+      const CompletionTarget& target = flight.target;
+      if (target.sequence == 0 || board.load(target.slot) >= target.sequence) return flight;
+    }
+    Flight& flight = *std::min_element(
+        flights.begin(), flights.end(),
+        [](const Flight& one, const Flight& other) { return one.posted < other.posted; });
+    if (!wait(flight.target, kQueueTimeoutS)) {
       throw Error(ErrorKind::kTransferTimeout,
                   std::to_string(kMaxInFlight) + " transfers are in flight and none ended in " +
                       std::to_string(static_cast<int>(kQueueTimeoutS)) +
                       " s; wait for earlier ones first");
     }
-    next_flight = (next_flight + 1) % kMaxInFlight;
     return flight;
   }
 
@@ -167,10 +175,11 @@ struct DeviceCopier::State {
     return forced ? forced_shape : kBestShape;
   }
 
-  void upload(const LaunchTables& tables, Flight& flight, KernelArgs& args) const {
+  void upload(const LaunchTables& tables, const SegmentLookup* lookup, Flight& flight,
+              KernelArgs& args) const {
     args.num_boxes = tables.num_boxes();
     args.num_groups = tables.num_groups();
-    if (tables.num_words() <= kInlineWords) {
+    if (lookup == nullptr && tables.num_words() <= kInlineWords) {
       tables.write(args.inline_tables);
       return;
     }
@@ -180,11 +189,14 @@ struct DeviceCopier::State {
     KVXFER_CUDA_CHECK(
         cudaMemcpyAsync(flight.device, flight.pinned, num_bytes, cudaMemcpyHostToDevice, stream));
     args.tables = static_cast<const std::uint64_t*>(flight.device);
+    if (lookup == nullptr) return;
+    const auto* segments = args.tables + 2 * static_cast<std::size_t>(args.num_planes);
+    launch_look_up(*lookup, reinterpret_cast<std::uint64_t>(segments), args.num_segments, stream);
   }
 
-  void launch(const LaunchTables& tables, const Launch& launch, Flight& flight,
-              KernelArgs& args) const {
-    upload(tables, flight, args);
+  void launch(const LaunchTables& tables, const Launch& launch, const SegmentLookup* lookup,
+              Flight& flight, KernelArgs& args) const {
+    upload(tables, lookup, flight, args);
     if (launch.engine == CopyEngine::kLoadStore) {
       launch_load_store_copy(args, blocks_for(args.num_groups, launch.num_sms, kLoadStoreWarps),
                              stream);
@@ -205,7 +217,7 @@ struct DeviceCopier::State {
   cudaStream_t stream = nullptr;
   void* counters = nullptr;
   std::array<Flight, kMaxInFlight> flights{};
-  int next_flight = 0;
+  std::uint64_t num_posted = 0;
   BulkShape forced_shape{};
   std::mutex mutex;
 };
@@ -219,16 +231,16 @@ DeviceCopier::~DeviceCopier() = default;
 
 namespace {
 
-bool long_runs(const CopyPlan& plan) {
-  if (plan.num_boxes != 1) return false;
+bool long_runs(const CopyPlan& plan, const SegmentLookup* lookup) {
+  if (plan.num_boxes != 1 || lookup != nullptr) return false;
   const CopyBox& box = plan.boxes[0];
   const auto runs =
       merge_segments(plan, box, kMaxDmaRuns / std::max<std::uint32_t>(box.num_planes, 1)).size();
   return runs != 0 && box.num_segments * box.run_bytes / runs >= kDmaRunBytes;
 }
 
-CopyEngine choose_engine(CopyEngine wanted, const CopyPlan& plan, int compute_major,
-                         std::uint32_t word_bytes) {
+CopyEngine choose_engine(CopyEngine wanted, const CopyPlan& plan, const SegmentLookup* lookup,
+                         int compute_major, std::uint32_t word_bytes) {
   const bool bulk_works = compute_major >= kBulkMajor && word_bytes == kBulkAlignment;
   switch (wanted) {
     case CopyEngine::kBulk:
@@ -240,13 +252,15 @@ CopyEngine choose_engine(CopyEngine wanted, const CopyPlan& plan, int compute_ma
     case CopyEngine::kDma:
       KVXFER_REQUIRE(plan.conversion == Conversion::kNone,
                      "the copy engine cannot convert to fp8; use a kernel, or auto");
+      KVXFER_REQUIRE(lookup == nullptr,
+                     "the copy engine cannot look descriptors up; use a kernel, or auto");
       return wanted;
     case CopyEngine::kLoadStore:
       return wanted;
     case CopyEngine::kAuto:
       break;
   }
-  if (long_runs(plan)) return CopyEngine::kDma;
+  if (long_runs(plan, lookup)) return CopyEngine::kDma;
   if (!bulk_works || plan.total_bytes() <= kLoadStoreBytes) return CopyEngine::kLoadStore;
   return CopyEngine::kBulk;
 }
@@ -303,7 +317,8 @@ void copy_by_engine(const CopyPlan& plan, cudaStream_t stream) {
 }  // namespace
 
 CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& options,
-                              CompletionTarget target, const StreamMark* after) {
+                              CompletionTarget target, const StreamMark* after,
+                              const SegmentLookup* lookup) {
   State& state = *state_;
   KVXFER_REQUIRE(options.num_sms >= 0 && options.num_sms <= state.num_sms,
                  "num_sms is " + std::to_string(options.num_sms) + "; this GPU has " +
@@ -324,7 +339,7 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
   KVXFER_REQUIRE(args.word_bytes != 0, "converted elements of 2 bytes lie at an odd address");
 
   const CopyEngine engine =
-      choose_engine(options.engine, plan, state.compute_major, args.word_bytes);
+      choose_engine(options.engine, plan, lookup, state.compute_major, args.word_bytes);
   const Launch launch{engine, num_sms, state.shape_for(plan)};
   std::optional<LaunchTables> tables;  // before anything is queued: a refused plan leaves nothing
   if (engine != CopyEngine::kDma) tables.emplace(plan, launch.limits());
@@ -333,12 +348,13 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
   args.arrivals = flight.arrivals;
   if (after != nullptr) after->hold_back(reinterpret_cast<std::uint64_t>(state.stream));
   if (tables && tables->num_groups() != 0) {
-    state.launch(*tables, launch, flight, args);
+    state.launch(*tables, launch, lookup, flight, args);
   } else {
     copy_by_engine(plan, state.stream);
     launch_signal(args, state.stream);
   }
   flight.target = target;  // last: nobody may wait for what was refused
+  flight.posted = ++state.num_posted;
   return engine;
 }
 

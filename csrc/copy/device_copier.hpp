@@ -5,6 +5,7 @@
 #include <string>
 
 #include "copy/copy_plan.hpp"
+#include "copy/list_copy.hpp"
 #include "copy/pattern.hpp"
 #include "copy/stream_mark.hpp"
 #include "transport/completion_board.hpp"
@@ -64,8 +65,9 @@ class DeviceCopier {
   /// The plan's tables are read before this returns.
   /// Source and destination are touched only once `after` is reached; null = at once. The mark is
   /// not needed any more when this returns.
+  /// With `lookup` the plan's segments are numbers of descriptors, see SegmentLookup.
   CopyEngine post(const CopyPlan& plan, const DeviceCopyOptions& options, CompletionTarget target,
-                  const StreamMark* after);
+                  const StreamMark* after, const SegmentLookup* lookup = nullptr);
   /// Waits for the flag; throws Error(kCuda) at once where the GPU reports a fault. False at the
   /// deadline.
   bool wait(CompletionTarget target, double timeout_s);

@@ -5,6 +5,7 @@
 #include "copy/copy_plan.hpp"
 #include "copy/device_copier.hpp"
 #include "copy/kernel_box.hpp"
+#include "copy/list_copy.hpp"
 
 namespace kvxfer {
 
@@ -41,6 +42,10 @@ void prepare_bulk_copy(int shared_bytes);
 /// `stream` is a cudaStream_t. Launches throw Error(kCuda) where the launch fails.
 void launch_bulk_copy(const KernelArgs& args, const BulkLaunch& launch, void* stream);
 void launch_load_store_copy(const KernelArgs& args, int num_blocks, void* stream);
+/// Puts the places that `lookup` finds in the stead of numbers in `num_segments` segments at device
+/// address `segments`.
+void launch_look_up(const SegmentLookup& lookup, std::uint64_t segments, std::uint32_t num_segments,
+                    void* stream);
 /// Signals from one thread: the end of a chain of copy-engine copies.
 void launch_signal(const KernelArgs& args, void* stream);
 

@@ -115,6 +115,14 @@ DeviceBuffer::DeviceBuffer(int device, std::uint64_t num_bytes)
 
 DeviceBuffer::~DeviceBuffer() { (void)cudaFree(reinterpret_cast<void*>(address_)); }
 
+void DeviceBuffer::fill_from(const void* bytes) {
+  const DeviceGuard guard(device_);
+  KVXFER_CUDA_CHECK(
+      cudaMemcpy(reinterpret_cast<void*>(address_), bytes, num_bytes_, cudaMemcpyHostToDevice));
+  // From pageable memory the call may return before the bytes are there.
+  KVXFER_CUDA_CHECK(cudaStreamSynchronize(nullptr));
+}
+
 PinnedRange::PinnedRange(std::uint64_t address, std::uint64_t num_bytes) : address_(address) {
   KVXFER_CUDA_CHECK(
       cudaHostRegister(reinterpret_cast<void*>(address), num_bytes, cudaHostRegisterPortable));

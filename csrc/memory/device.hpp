@@ -54,6 +54,8 @@ class DeviceBuffer {
   [[nodiscard]] int device() const noexcept { return device_; }
   [[nodiscard]] std::uint64_t address() const noexcept { return address_; }
   [[nodiscard]] std::uint64_t num_bytes() const noexcept { return num_bytes_; }
+  /// Copies num_bytes() bytes of host memory here; any stream sees them once this returns.
+  void fill_from(const void* bytes);
 
  private:
   int device_;

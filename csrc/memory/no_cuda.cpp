@@ -32,6 +32,7 @@ DeviceBuffer::DeviceBuffer(int device, std::uint64_t num_bytes)
   refuse();
 }
 DeviceBuffer::~DeviceBuffer() = default;
+void DeviceBuffer::fill_from(const void*) { refuse(); }
 
 PinnedRange::PinnedRange(std::uint64_t address, std::uint64_t) : address_(address) { refuse(); }
 PinnedRange::~PinnedRange() = default;
@@ -57,7 +58,7 @@ struct DeviceCopier::State {};
 DeviceCopier::DeviceCopier(int, std::uint64_t, std::uint32_t) { refuse(); }
 DeviceCopier::~DeviceCopier() = default;
 CopyEngine DeviceCopier::post(const CopyPlan&, const DeviceCopyOptions&, CompletionTarget,
-                              const StreamMark*) {
+                              const StreamMark*, const SegmentLookup*) {
   refuse();
 }
 bool DeviceCopier::wait(CompletionTarget, double) { refuse(); }

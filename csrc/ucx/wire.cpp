@@ -21,8 +21,10 @@ static_assert(sizeof(SidePlan::Box) == 80);
 
 template <class T>
 void append(std::vector<std::byte>& out, const T* values, std::size_t count) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(values);
-  out.insert(out.end(), bytes, bytes + count * sizeof(T));
+  if (count == 0) return;
+  const std::size_t end = out.size();
+  out.resize(end + count * sizeof(T));
+  std::memcpy(out.data() + end, values, count * sizeof(T));
 }
 
 template <class T>

@@ -13,7 +13,7 @@ from kvxfer.diagnose.inventory import facts_of, read_live
 from kvxfer.diagnose.rdma import preconditions, read_process
 from kvxfer.report.export import require_writable, write_file
 from kvxfer.sweep.environment import environment
-from kvxfer.transport import available_transports
+from kvxfer.transport import available_transports, tuned
 from kvxfer.units import format_bytes
 
 
@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
         require_writable(args.json)
     facts = environment()
     facts["cuda architectures"] = _core.build_info().cuda_architectures or "none"
+    facts["tuning"] = tuned.in_use().text
     transports = available_transports()
     table = Table(box=box.SIMPLE_HEAD, show_header=False)
     for name, value in facts.items():

@@ -25,7 +25,7 @@ EXIT_NOT_AVAILABLE = 3
 EXIT_INTERRUPTED = 130
 
 _INTERRUPTED = "kvxfer: interrupted before the first result"
-_COMMANDS = ("sweep", "plan", "serve", "send", "pd", "diagnose", "key", "model", "env")
+_COMMANDS = ("sweep", "tune", "plan", "serve", "send", "pd", "diagnose", "key", "model", "env")
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):

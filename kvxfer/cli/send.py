@@ -17,7 +17,7 @@ from kvxfer.cli.worker_addresses import local_host_to, meet_receivers, read_addr
 from kvxfer.errors import InvalidUsage
 from kvxfer.report.export import require_writable, write_file
 from kvxfer.units import format_bytes
-from kvxfer.worker.options import LOOPBACK_HOST, WorkerOptions, memory_of
+from kvxfer.worker.options import LOOPBACK_HOST, WorkerOptions, device_of
 from kvxfer.worker.prefill import PrefillWorker, SendResult
 
 _MAX_TOKENS: Final = 1 << 22
@@ -126,9 +126,9 @@ def _start_receivers(
     spec = args.layout if args.to_layout is None else args.to_layout
     side = parse_side(spec, option="--to-layout")
     layout = worker_side.layout_of(args, side, "--to-layout")
-    memory_of(options)  # says here, not in the child, why the transport does not work
+    device = device_of(options)  # says here, not in the child, why it does not work
     num_blocks = _POOL_FACTOR * layout.num_blocks(num_tokens)
-    words = serve_words(args, spec, num_blocks)
+    words = serve_words(args, spec, num_blocks, beside=device)
     started = [
         stack.enter_context(Spawned([*words, "--rank", str(rank)]))
         for rank in range(len(side.ranks()))

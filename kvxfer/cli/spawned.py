@@ -18,17 +18,23 @@ _START_S = 60.0
 _END_S = 10.0  # giving back gigabytes of GPU memory takes seconds
 
 
-def serve_words(args: argparse.Namespace, layout: str, num_blocks: int) -> list[str]:
-    """The words of a `kvxfer serve` beside a `kvxfer send` that was called with ``args``."""
+def serve_words(
+    args: argparse.Namespace, layout: str, num_blocks: int, *, beside: int
+) -> list[str]:
+    """The words of a `kvxfer serve` beside a `kvxfer send` that was called with ``args``.
+
+    Its cache lies where that one's does, which is on the CUDA device ``beside``, or in host memory
+    (-1); on the next GPU where there is another.
+    """
     model = Path(args.model)  # of a file the child, which stands elsewhere, needs all of the path
     words = ["--model", str(model.resolve()) if model.is_file() else args.model]
     words += ["--layout", layout, "--transport", args.transport, "--blocks", str(num_blocks)]
     for option, value in (("--kv-heads", args.kv_heads), ("--threads", args.threads)):
         words += [] if value is None else [option, value]
     words += [] if args.key is None else ["--key", str(Path(args.key).resolve())]
-    # Another GPU where there is one.
-    num_devices = _core.device_count()
-    return [*words, "--device", str((int(args.device) + 1) % num_devices if num_devices else 0)]
+    if beside >= 0:
+        words += ["--device", str((beside + 1) % _core.device_count())]
+    return words
 
 
 class Spawned(Closing):

@@ -93,7 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sms", metavar="N,...", help="GPU SMs for the copy: counts, all, or auto (default: auto)"
     )
     how.add_argument("--engine", default="auto", help=_ENGINE_HELP)
-    how.add_argument("--threads", type=int, help="CPU threads for the copy (default: all, to 8)")
+    how.add_argument(
+        "--threads", type=int, help="CPU threads for the copy (default: measured best)"
+    )
     how.add_argument("--devices", help="source,destination GPU (default 0,1), or 0,1:2,3")
     how.add_argument(
         "--with-compute",

@@ -10,7 +10,6 @@ from kvxfer.control import SharedKey
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import KVLayout, TPLayout
 from kvxfer.sweep.cases import require_checkable
-from kvxfer.transport.host_copy import default_num_threads
 from kvxfer.worker.options import WorkerOptions, process_transports
 
 MODEL: Final = "llama-3.1-8b"
@@ -40,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strict", action="store_true", help="a slower path than the expected one is an error"
     )
     how.add_argument("--threads", metavar="N", help="CPU threads (default: all, to 8)")
-    how.add_argument("--device", default="0", metavar="N", help="the GPU, where memory is a GPU's")
+    how.add_argument(
+        "--device",
+        metavar="N",
+        help="the GPU that holds the cache (default: the first where the path is nvlink, or auto "
+        "and there is one; over nixl and ucx host memory, unless the receiver's is a GPU's)",
+    )
     safe = parser.add_argument_group("who may reach it")
     safe.add_argument("--key", metavar="FILE", help="admit holders of this key (see kvxfer key)")
     safe.add_argument("--insecure", action="store_true", help="bind beyond loopback without a key")
@@ -58,10 +62,12 @@ def parse_options(args: argparse.Namespace, *, bind_host: str) -> WorkerOptions:
         layout=layout_of(args, side, "--layout"),
         rank=_rank_of(side, args.rank),
         transport=args.transport,
-        num_threads=default_num_threads()
+        num_threads=None
         if threads is None
         else whole_number("--threads", threads, 1, _MAX_THREADS),
-        device=whole_number("--device", args.device, 0, _MAX_DEVICE),
+        device=None
+        if args.device is None
+        else whole_number("--device", args.device, 0, _MAX_DEVICE),
         bind_host=bind_host,
         key=None if args.key is None else SharedKey.read(args.key),
         insecure=args.insecure,

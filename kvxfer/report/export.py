@@ -98,7 +98,7 @@ def _flatten(record: dict[str, object]) -> dict[str, object]:
             flat.update({f"{key}_{name}": item for name, item in value.items()})
         elif key == "notes" and isinstance(value, list):
             flat[key] = "; ".join(value)
-        elif key == "compute":
+        elif key in ("compute", "slots"):
             flat[key] = msgspec.json.encode(value).decode() if value else ""
         else:
             flat[key] = value

@@ -23,6 +23,8 @@ from kvxfer.sweep.patterned_cache import PatternedCache
 from kvxfer.sweep.peers.library import FarSide
 from kvxfer.sweep.peers.registry import row_of
 from kvxfer.sweep.token_runs import Ids, TokenRuns
+from kvxfer.transport import tuned
+from kvxfer.tuning import Profile
 
 Handlers = Mapping[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]
 
@@ -52,6 +54,7 @@ class Agent:
         self._peer: FarSide | None = None
         self._device = -1
         self._num_threads = 1
+        self._tuning: Profile | None = None
         self.handlers: Handlers = {
             messages.Prepare: self._prepare,
             messages.Fill: self._fill,
@@ -92,15 +95,17 @@ class Agent:
             num_threads=message.num_threads,
             rank=shard.rank,
         )
-        self._endpoint = Endpoint(
-            self._pool.cache,
-            transport=message.transport,
-            num_threads=message.num_threads,
-            bind_host=self._binding.bind_host,
-            advertise_host=self._binding.advertise_host,
-            key=self._binding.key,
-            insecure=self._binding.insecure,
-        )
+        self._tuning = message.tuning
+        with tuned.using(message.tuning):
+            self._endpoint = Endpoint(
+                self._pool.cache,
+                transport=message.transport,
+                num_threads=message.copy_threads,
+                bind_host=self._binding.bind_host,
+                advertise_host=self._binding.advertise_host,
+                key=self._binding.key,
+                insecure=self._binding.insecure,
+            )
         return messages.Prepared(addresses=self._endpoint.addresses)
 
     def _prepared(self) -> tuple[PatternedCache, Endpoint]:

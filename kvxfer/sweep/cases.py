@@ -8,6 +8,7 @@ from kvxfer.layout import KVKind, KVLayout, load_model
 from kvxfer.sweep.binding import LOOPBACK, Binding
 from kvxfer.sweep.block_order import BlockOrder
 from kvxfer.transport import Op
+from kvxfer.tuning import Profile
 
 # Device memory is reached through one path; host memory of a peer through two.
 HOST_MEMORY = ("shared", "private")
@@ -107,6 +108,7 @@ class SweepCase:
         op: put (the source runs the copy) or get (the destination runs it).
         num_sms: SM budget; 0 on a CPU.
         peer: what moves the pages instead of kvxfer: a row of :mod:`kvxfer.sweep.peers`, or empty.
+        tuning: the profile that both sides go by; None = each by its own.
     """
 
     transport: str
@@ -120,6 +122,7 @@ class SweepCase:
     op: Op
     num_sms: int
     peer: str = ""
+    tuning: Profile | None = None
 
     @property
     def mover(self) -> str:

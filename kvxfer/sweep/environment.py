@@ -3,10 +3,11 @@
 import os
 import platform
 from datetime import datetime, timezone
-from pathlib import Path
 
 from kvxfer import _core
+from kvxfer.transport import tuned
 from kvxfer.transport.topology import driver_version
+from kvxfer.tuning import cpu_model
 
 
 def environment() -> dict[str, str]:
@@ -26,16 +27,12 @@ def environment() -> dict[str, str]:
     if devices:
         found["driver"] = driver_version()
         found["gpus"] = ", ".join(device.name for device in devices)
+    found["tuning"] = _tuning()
     return found
 
 
-def cpu_model() -> str:
-    """The processor's name, or the architecture where /proc does not say."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-        for line in text.splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.machine()
+def _tuning() -> str:
+    loaded = tuned.in_use()
+    if loaded.profile is not None:
+        return f"profile of {loaded.profile.created}"
+    return "refused" if loaded.problem else "defaults"

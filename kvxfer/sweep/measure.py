@@ -37,7 +37,6 @@ class Measurement:
         rig: Rig,
         *,
         tuning: Tuning,
-        num_threads: int,
         iters: int | None,
         warmup: int,
         seed: int,
@@ -48,7 +47,6 @@ class Measurement:
         self._mover = mover
         self._rig = rig
         self._tuning = tuning
-        self._num_threads = num_threads
         self._iters = iters or default_iters(case.total_bytes)
         self._warmup = warmup
         self._seed = seed
@@ -193,7 +191,6 @@ class Measurement:
         case, link = self._case, self._rig.peer.link
         on_device = case.memory == "device"
         mover = self._mover
-        num_threads = mover.num_threads if mover else 0 if on_device else self._num_threads
         return SweepResult(
             transport=case.mover,
             model=case.model,
@@ -208,7 +205,7 @@ class Measurement:
             block_order=case.block_order.text,
             sm_count=samples.num_sms,
             sm_budget=describe_sms(case.num_sms) if on_device and not mover else "",
-            num_threads=num_threads,
+            num_threads=mover.num_threads if mover else link.num_threads,
             iters=len(samples.latency_us),
             gb_per_s=samples.rates,
             latency_us=samples.latencies,
@@ -229,6 +226,7 @@ class Measurement:
             dst_layout=describe_layout(case.layout),
             peer=case.peer,
             settings=mover.settings if mover else "",
+            slots=None if mover else link.slots,
         )
 
 

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from kvxfer.control import LayoutSpec, RankSpec
 from kvxfer.errors import VerificationError
+from kvxfer.tuning import Profile
 
 MAX_RANKS = 256
 _Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -45,7 +46,11 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_leave"):
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_prepare"):
-    """Allocate one rank's pool and serve it; what was prepared before is released first."""
+    """Allocate one rank's pool and serve it; what was prepared before is released first.
+
+    ``num_threads`` fill and check, ``copy_threads`` copy; None = the measured best. ``tuning`` is
+    the profile to go by; None = this process's own.
+    """
 
     layout: LayoutSpec
     rank: RankSpec
@@ -54,6 +59,8 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_prepare"):
     device: Annotated[int, Meta(ge=-1, lt=1 << 16)]
     transport: _Text
     num_threads: Annotated[int, Meta(ge=1, le=256)]
+    copy_threads: Annotated[int, Meta(ge=1, le=256)] | None = None
+    tuning: Profile | None = None
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_prepared"):

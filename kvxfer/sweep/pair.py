@@ -265,7 +265,7 @@ class PairFactory:
             memory: the peer's memory: ``shared`` or ``private`` (host) or ``device``; None =
                 ``device`` for nvlink, else ``shared``.
             op: ``put``: this process is the source; ``get``: it is the destination.
-            num_threads: threads of host copies; None = all CPUs, at most 8.
+            num_threads: threads of host copies; None = the measured best.
             devices: CUDA devices of source and destination, for device memory; None = the first
                 two, or the one there is.
             tuning: how copies are run; None = the measured best.
@@ -284,8 +284,9 @@ class PairFactory:
             transport=transport,
             memory=memory,
             op=Op(op),
-            num_threads=default_num_threads() if num_threads is None else num_threads,
-            devices=choose_devices(devices) if on_device else (-1, -1),
+            num_threads=num_threads or default_num_threads(),
+            copy_threads=num_threads,
+            devices=choose_devices(devices, transport) if on_device else (-1, -1),
         )
         if transport == "loopback":
             agent = Agent()

@@ -108,15 +108,30 @@ def resolve_sms(counts: tuple[int, ...], devices: tuple[int, ...]) -> tuple[int,
     return wanted
 
 
-def choose_devices(wanted: tuple[int, int] | None) -> tuple[int, int]:
+def require_devices(*devices: int) -> None:
+    """Check that this process sees these CUDA devices.
+
+    Raises:
+        InvalidUsage: not one of them.
+        NotAvailable: it sees none at all, and why.
+    """
+    count = _core.device_count()
+    if count == 0:
+        raise NotAvailable(_core.no_device_reason())
+    for device in devices:
+        if not 0 <= device < count:
+            raise InvalidUsage(f"device {device}; this process sees 0 to {count - 1}")
+
+
+def choose_devices(wanted: tuple[int, int] | None, transport: str) -> tuple[int, int]:
     """CUDA devices of source and destination; None = the first two, or the one there is twice.
 
     Raises:
         InvalidUsage: this process does not see them.
-        NotAvailable: there is none, or they have no peer access.
+        NotAvailable: there is none, or they have no peer access, which ``transport`` needs.
     """
     source, destination = wanted or (0, min(1, _core.device_count() - 1))
-    (source,), (destination,) = choose_rank_devices(((source,), (destination,)))
+    (source,), (destination,) = choose_rank_devices(((source,), (destination,)), transport)
     return source, destination
 
 
@@ -132,7 +147,7 @@ def choose_near_devices(wanted: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def choose_rank_devices(
-    wanted: tuple[tuple[int, ...], tuple[int, ...]] | None,
+    wanted: tuple[tuple[int, ...], tuple[int, ...]] | None, transport: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """CUDA devices of the sources and of the destinations, which their ranks take in turn.
 
@@ -140,20 +155,18 @@ def choose_rank_devices(
 
     Raises:
         InvalidUsage: this process does not see them.
-        NotAvailable: there is none, or a pair has no peer access.
+        NotAvailable: there is none, or a pair has no peer access, which ``transport`` needs.
     """
-    count = _core.device_count()
-    if count == 0:
-        raise NotAvailable(_core.no_device_reason())
-    sources, destinations = wanted or _halves(count)
-    for device in (*sources, *destinations):
-        if not 0 <= device < count:
-            raise InvalidUsage(f"device {device}; this process sees 0 to {count - 1}")
+    sources, destinations = wanted or _halves(_core.device_count())
+    require_devices(*sources, *destinations)
+    if TRANSPORTS[transport].capabilities.crosses_hosts:
+        return sources, destinations  # as it does without peer access between those
     for source in sources:
         for destination in destinations:
             if not _core.can_access_peer(source, destination):
                 raise NotAvailable(
-                    f"GPUs {source} and {destination} have no peer access; use --transport shm"
+                    f"GPUs {source} and {destination} have no peer access; use --transport nixl or "
+                    "ucx, or shm for host memory"
                 )
     return sources, destinations
 

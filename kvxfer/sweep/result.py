@@ -5,6 +5,8 @@
 
 import msgspec
 
+from kvxfer.tuning import Slots
+
 SCHEMA = "kvxfer.sweep/1"
 
 
@@ -90,6 +92,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     rank_spread: float | None = None
     peer: str = ""
     settings: str = ""
+    slots: Slots | None = None
 
     @property
     def of_ranks(self) -> bool:

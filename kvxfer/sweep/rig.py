@@ -20,7 +20,8 @@ from kvxfer.sweep.messages import ByteRange, Checked
 from kvxfer.sweep.patterned_cache import PatternedCache
 from kvxfer.sweep.token_runs import TokenRuns
 from kvxfer.sweep.wake import WAKE_BYTES, Scratch, run_wake
-from kvxfer.transport import Op
+from kvxfer.transport import Op, tuned
+from kvxfer.tuning import Profile
 
 TIMEOUT_S = 60.0
 
@@ -36,9 +37,11 @@ class RigSpec:
         memory: the peer's memory: ``shared``, ``private`` or ``device``. This side's is private, or
             on a device too.
         op: put (this process is the source) or get (it is the destination).
-        num_threads: threads of host copies, fills and checks, on either side.
+        num_threads: threads of fills and checks, on either side.
         devices: CUDA devices of source and destination; ignored for host memory.
         shares_host: whether both pools are on this host.
+        copy_threads: threads of host copies, on either side; None = the measured best.
+        tuning: the profile that both sides go by; None = each by its own.
     """
 
     layout: KVLayout
@@ -49,6 +52,8 @@ class RigSpec:
     num_threads: int
     devices: tuple[int, int]
     shares_host: bool = True
+    copy_threads: int | None = None
+    tuning: Profile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,8 @@ class Rig(Closing):
             device=far,
             transport=spec.transport,
             num_threads=spec.num_threads,
+            copy_threads=spec.copy_threads,
+            tuning=spec.tuning,
         )
         if not on_device:
             num_pools = 2 if spec.shares_host else 1
@@ -106,17 +113,18 @@ class Rig(Closing):
                 num_threads=spec.num_threads,
             )
             stack.callback(self.local.close)
-            endpoint = stack.enter_context(
-                Endpoint(
-                    self.local.cache,
-                    transport=spec.transport,
-                    num_threads=spec.num_threads,
-                    bind_host=binding.bind_host,
-                    key=binding.key,
-                    insecure=binding.insecure,
+            with tuned.using(spec.tuning):
+                endpoint = stack.enter_context(
+                    Endpoint(
+                        self.local.cache,
+                        transport=spec.transport,
+                        num_threads=spec.copy_threads,
+                        bind_host=binding.bind_host,
+                        key=binding.key,
+                        insecure=binding.insecure,
+                    )
                 )
-            )
-            self.peer: Peer = stack.enter_context(endpoint.connect(prepared.addresses))
+                self.peer: Peer = stack.enter_context(endpoint.connect(prepared.addresses))
             self.wake_plan = self._plan_wake(near)
             self._stack = stack.pop_all()
 

@@ -38,7 +38,7 @@ class SweepRun(CaseRun[SweepCase]):
             if options.far_address:
                 self._devices, seen = choose_near_devices(options.devices), (0,)
             else:
-                seen = self._devices = choose_devices(options.devices)
+                seen = self._devices = choose_devices(options.devices, self._transport)
             options = replace(options, sms=resolve_sms(options.sms, seen))
         own = expand_cases(options, transport=self._transport)
         self.cases, unusable = add_peers(own, options.peers)
@@ -73,13 +73,14 @@ class SweepRun(CaseRun[SweepCase]):
             num_threads=self._num_threads,
             devices=self._devices,
             shares_host=not options.far_address,
+            copy_threads=options.num_threads,
+            tuning=case.tuning,
         )
         with Rig(spec, self._agent, options.binding) as rig:
             return Measurement(
                 case,
                 rig,
                 tuning=Tuning(options.engine, case.num_sms),
-                num_threads=self._num_threads,
                 iters=options.iters,
                 warmup=options.warmup,
                 seed=options.seed,

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.transport.board import Board
 from kvxfer.transport.stream_mark import After
+from kvxfer.tuning import Slots
 
 _SLICE_S = 0.2
 
@@ -56,7 +58,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a copy is run. Defaults are the measured best.
+    """How a copy is run. Defaults are the measured best: here, where there is a tuning profile.
 
     Attributes:
         engine: ``auto`` or one of the transport's own (``memcpy``, ``streaming``, ``bulk``,
@@ -144,12 +146,18 @@ class Link(Closing):
         region_bytes: the length of each.
         path: the path that copies take, as read back from the machine.
         physical_limit_gb_per_s: what the hardware can carry one way; None where nothing says so.
+        copies_in_post: whether ``post`` itself copies, and returns once the bytes are there.
+        num_threads: CPU threads of this side's copies; 0 where a GPU copies.
+        slots: this side's staging slots; None where there are none.
     """
 
     region_addresses: NDArray[np.uint64]
     region_bytes: Sequence[int]
     path: str
     physical_limit_gb_per_s: float | None = None
+    copies_in_post: ClassVar[bool] = False
+    num_threads: int = 0
+    slots: Slots | None = None
 
     @abstractmethod
     def post(

@@ -36,6 +36,7 @@ class Transports:
 
     Attributes:
         names: fastest first; one, unless ``auto`` was asked for.
+        beyond_host: those of ``auto`` that reach other hosts too, fastest first.
         is_auto: whether it was.
         strict: whether a slower path than the expected one is an error.
         first: the fastest that works here.
@@ -58,7 +59,7 @@ class Transports:
             memory: of this side's cache.
             board: where peers complete.
             bind_host: where a transport listens that does.
-            num_threads: threads of host copies; None = all CPUs, at most 8.
+            num_threads: threads of host copies; None = the measured best.
             strict: make a slower path than the expected one an error.
 
         Raises:
@@ -77,6 +78,7 @@ class Transports:
             self.names: tuple[str, ...] = (asked.name,)
         else:
             self.names = candidates(memory) if self.is_auto else (asked,)
+        self.beyond_host = candidates(memory, beyond_host=True) if self.is_auto else ()
         self.first = self._first()
 
     def get(self, name: str) -> Transport:
@@ -118,7 +120,7 @@ class Offers:
         self._is_told = False
         self.names = list(transports.names)
         if transports.is_auto and not is_here:
-            self.names = [name for name in self.names if _crosses_hosts(name)]
+            self.names = list(transports.beyond_host)
 
     def get(self, name: str) -> Transport:
         """The transport that the peer has chosen.

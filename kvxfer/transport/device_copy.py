@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 from kvxfer import _core
 from kvxfer.errors import InvalidUsage, KvxferError, TransferTimeout
 from kvxfer.layout import CopyPlan
+from kvxfer.layout.copy_plan import CopyBox
+from kvxfer.transport import tuned
 from kvxfer.transport.base import Link, Op, Transfer, Tuning
 from kvxfer.transport.board import PeerSlot
 from kvxfer.transport.host_copy import plan_tables
 from kvxfer.transport.stream_mark import After, mark
+from kvxfer.tuning import NO_SECTION, Section
 
 ENGINES = {
     "auto": _core.CopyEngine.AUTO,
@@ -29,6 +32,8 @@ DEFAULT_NUM_SMS = 8
 _SHORT_RUN_BYTES = 512
 _SHORT_RUN_NUM_SMS = 16
 _CONVERT_NUM_SMS = 32
+_BULK_ALIGNMENT_BYTES = 16
+_STEPS = tuple(name for name in CopyBox._fields if name.endswith(("_stride", "_bytes")))
 _CLOSE_S = 30.0
 _SLICE_S = 0.2
 
@@ -64,11 +69,13 @@ class DeviceLink(Link):
         region_addresses: NDArray[np.uint64],
         region_bytes: Sequence[int],
         path: str,
+        section: Section = NO_SECTION,
     ) -> None:
-        """Copy with GPU ``device`` and complete on ``slot`` of the peer's board."""
+        """Copy with GPU ``device``, by the profile's ``section``, and complete on ``slot``."""
         # The first attribute, so that it goes before the board that it writes to.
         self._copier = _core.DeviceCopier(device, slot.address, slot.num_slots)
         self._device = device
+        self._section = section
         self.region_addresses = region_addresses
         self.region_bytes = region_bytes
         self.path = path
@@ -90,7 +97,7 @@ class DeviceLink(Link):
         after: After = None,
     ) -> Transfer:
         """Queue ``plan`` on the link's stream; the direction is in the plan's addresses."""
-        engine, num_sms = _run_by(plan, tuning)
+        engine, num_sms = _run_by(plan, op, tuning or Tuning(), self._section)
         tables = plan_tables(plan)
         reached = mark(self._device, after)
         with self._lock:
@@ -168,15 +175,28 @@ def default_num_sms(plan: CopyPlan) -> int:
     return DEFAULT_NUM_SMS
 
 
-def _run_by(plan: CopyPlan, tuning: Tuning | None) -> tuple[_core.CopyEngine, int]:
+def _run_by(
+    plan: CopyPlan, op: Op, tuning: Tuning, section: Section
+) -> tuple[_core.CopyEngine, int]:
     """Engine and SM budget.
 
     Raises:
         InvalidUsage: an unknown engine.
     """
-    if tuning is None:
-        return ENGINES["auto"], default_num_sms(plan)
-    engine = ENGINES.get(tuning.engine)
-    if engine is None:
-        raise InvalidUsage(f"engine {tuning.engine!r} on device memory; use {', '.join(ENGINES)}")
-    return engine, tuning.num_sms or default_num_sms(plan)
+    rule = tuned.rule_for(section, op.value, plan)
+    engine = tuning.engine
+    if engine == "auto" and (rule.engine != "bulk" or _is_aligned(plan)):
+        engine = rule.engine
+    if engine not in ENGINES:
+        raise InvalidUsage(f"engine {engine!r} on device memory; use {', '.join(ENGINES)}")
+    return ENGINES[engine], tuning.num_sms or rule.num_sms or default_num_sms(plan)
+
+
+def _is_aligned(plan: CopyPlan) -> bool:
+    """Whether every run begins and ends where the bulk kernel takes it."""
+    planes = np.bitwise_or.reduce(plan.src_planes | plan.dst_planes, initial=np.uint64(0))
+    bits = int(planes)
+    for box in plan.boxes:
+        for name in _STEPS:
+            bits |= getattr(box, name)
+    return bits % _BULK_ALIGNMENT_BYTES == 0

@@ -7,11 +7,13 @@ from abc import abstractmethod
 from kvxfer import _core
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import CopyPlan
+from kvxfer.transport import tuned
 from kvxfer.transport.base import FinishedTransfer, Link, Op, Transfer, Tuning
 from kvxfer.transport.board import PeerSlot
 from kvxfer.transport.stream_mark import After, mark
+from kvxfer.tuning import ENGINES_OF, Section
 
-ENGINES = ("auto", "memcpy", "streaming")
+ENGINES = ENGINES_OF["shm"]
 # Below this a transfer is likely to be read from the cache soon, and plain stores leave it there.
 _BYPASS_CACHE_BYTES = 16 << 20
 _MAX_DEFAULT_THREADS = 8
@@ -20,6 +22,18 @@ _MAX_DEFAULT_THREADS = 8
 def default_num_threads() -> int:
     """CPUs this process may run on, up to eight: more threads do not raise a host's rate."""
     return min(len(os.sched_getaffinity(0)), _MAX_DEFAULT_THREADS)
+
+
+def choose_num_threads(asked: int | None, section: Section) -> int:
+    """Threads of a link's copies: as asked, else by the profile, else the default.
+
+    The profile's are of the whole machine; a process that may use less of it gets no more.
+    """
+    if asked is not None:
+        return asked
+    if section.num_threads is None:
+        return default_num_threads()
+    return min(section.num_threads, len(os.sched_getaffinity(0)))
 
 
 def plan_tables(plan: CopyPlan) -> _core.PlanTables:
@@ -65,9 +79,14 @@ def refuse_gpu_options(tuning: Tuning, after: After) -> None:
 class HostLink(Link):
     """A link that copies in ``post`` itself and signals after the copy."""
 
-    def __init__(self, slot: PeerSlot, num_threads: int) -> None:
+    copies_in_post = True
+
+    def __init__(self, slot: PeerSlot, num_threads: int | None, section: Section) -> None:
+        """Complete on ``slot``; see :func:`choose_num_threads` for the others."""
         self._slot = slot
-        self._pool: _core.WorkerPool | None = _core.WorkerPool(num_threads)
+        self._section = section
+        self.num_threads = choose_num_threads(num_threads, section)
+        self._pool: _core.WorkerPool | None = _core.WorkerPool(self.num_threads)
         self._lock = threading.Lock()
 
     @property
@@ -87,11 +106,14 @@ class HostLink(Link):
         """Copy now, in the calling thread and the pool's; the GIL is released meanwhile."""
         tuning = tuning or Tuning()
         refuse_gpu_options(tuning, after)
+        engine = tuning.engine
+        if engine == "auto":
+            engine = tuned.rule_for(self._section, op.value, plan).engine
         with self._lock:
             if self._pool is None:
                 raise InvalidUsage("this link is closed; connect again")
             self._slot.require_open()
-            path = self._copy(plan, op, tuning.engine)
+            path = self._copy(plan, op, engine)
             sequence = self._slot.next_sequence()
             self._slot.signal(sequence)
         return FinishedTransfer(plan.total_bytes, path, sequence)
@@ -101,9 +123,12 @@ class HostLink(Link):
         """Copy all of ``plan``; returns what carried it."""
 
     def require_open(self) -> None:
-        """Check the peer's process and its board."""
-        with self._lock:
-            self._slot.require_open()
+        """Check the peer's process and its board, unless a copy runs, which has done so."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._slot.require_open()
+            finally:
+                self._lock.release()
 
     def limit_tuning(self) -> Tuning:
         """The same stores, or the same kernel call, as a paged copy of that size."""

@@ -21,7 +21,8 @@ from kvxfer.transport.base import (
 )
 from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
 from kvxfer.transport.device_copy import DeviceLink
-from kvxfer.transport.host_copy import HostLink, copy_mapped, default_num_threads
+from kvxfer.transport.host_copy import HostLink, copy_mapped
+from kvxfer.tuning import NO_SECTION
 
 _Bounded = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
 
@@ -57,8 +58,10 @@ class _LoopbackExport(Export):
 class _HostLoopbackLink(HostLink):
     path = "one process"
 
-    def __init__(self, regions: Sequence[_RegionSpec], slot: PeerSlot, num_threads: int) -> None:
-        super().__init__(slot, num_threads)
+    def __init__(
+        self, regions: Sequence[_RegionSpec], slot: PeerSlot, num_threads: int | None
+    ) -> None:
+        super().__init__(slot, num_threads, NO_SECTION)
         self.region_addresses = np.array([region.address for region in regions], np.uint64)
         self.region_bytes = [region.num_bytes for region in regions]
 
@@ -74,7 +77,7 @@ class LoopbackTransport(Transport):
 
     def __init__(self, num_threads: int | None = None) -> None:
         """Copy host memory with ``num_threads`` threads; None = all CPUs, at most 8."""
-        self._num_threads = default_num_threads() if num_threads is None else num_threads
+        self._num_threads = num_threads
 
     @classmethod
     def probe(cls) -> Availability:

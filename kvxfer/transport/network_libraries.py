@@ -67,6 +67,17 @@ def nixl_library() -> NetworkLibrary:
     raise NotAvailable("NIXL is not installed; pip install nixl-cu13")
 
 
+def library_versions() -> dict[str, str]:
+    """Versions by the name of the transport; one that is not here is left out."""
+    versions = {}
+    for name, find in (("ucx", ucx_library), ("nixl", nixl_library)):
+        try:
+            versions[name] = find().version
+        except NotAvailable:
+            continue
+    return versions
+
+
 def _nixl_at(name: str, folder: Path) -> NetworkLibrary:
     """The one whose package ``name`` lies in ``folder``."""
     package = name.replace("_", "-")

@@ -8,12 +8,14 @@ from typing import ClassVar, NamedTuple
 
 from kvxfer.errors import InvalidUsage, TransferTimeout
 from kvxfer.layout import CopyPlan
+from kvxfer.transport import tuned
 from kvxfer.transport.base import FinishedTransfer, Link, Op, Transfer, Tuning
 from kvxfer.transport.host_copy import refuse_gpu_options
 from kvxfer.transport.stream_mark import After, StreamMark, mark
+from kvxfer.tuning import ENGINES_OF, Section
 
 _LOOK_S = 20e-6
-ENGINES = ("auto", "direct", "staged")
+ENGINES = ENGINES_OF["ucx"]  # of all network libraries
 
 
 class Carried(NamedTuple):
@@ -38,17 +40,22 @@ class NetworkLink(Link):
     """
 
     transport: ClassVar[str]
+    copies_in_post = True
     direct_bytes: Mapping[str, int]
     _sequence: int  # of the last transfer; the peer says where it begins
 
-    def __init__(self, device: int, stall_s: float) -> None:
+    def __init__(self, device: int, stall_s: float, section: Section, num_threads: int) -> None:
         """Of a connection that is made next.
 
         Args:
             device: the CUDA device of this side's pages; -1 for host memory.
             stall_s: how long a transfer may stand still.
+            section: what the profile says of it.
+            num_threads: of this side's copies in host memory.
         """
         self.device = device
+        self.num_threads = num_threads if device < 0 else 0
+        self._section = section
         self._stall_s = stall_s
         self._lock = threading.Lock()
 
@@ -65,14 +72,17 @@ class NetworkLink(Link):
         if self.device < 0:
             refuse_gpu_options(tuning, after)
         reached = mark(self.device, after)
-        if tuning.engine not in ENGINES:
+        rule = tuned.rule_for(self._section, op.value, plan)
+        engine = rule.engine if tuning.engine == "auto" else tuning.engine
+        if engine not in ENGINES:
             raise InvalidUsage(
-                f"engine {tuning.engine!r} with {self.transport}; use auto, direct or staged"
+                f"engine {engine!r} with {self.transport}; use auto, direct or staged"
             )
+        num_sms = tuning.num_sms or rule.num_sms
         with self._lock:
             if reached is not None:
                 self._await(reached)
-            carried = self._copy(plan, op, self.direct_bytes[tuning.engine], tuning.num_sms)
+            carried = self._copy(plan, op, self.direct_bytes[engine], num_sms)
             self._sequence += 1
             transfer = FinishedTransfer(plan.total_bytes, carried.path, self._sequence)
             transfer.num_sms = carried.num_sms

@@ -15,6 +15,7 @@ from kvxfer import _core
 from kvxfer.errors import InvalidUsage, NotAvailable, ProtocolMismatch
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.memory.ipc import DeviceExport, DeviceRegionSpec, import_region
+from kvxfer.transport import tuned
 from kvxfer.transport.base import Availability, Capabilities, Export, Link, Transport
 from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
 from kvxfer.transport.device_copy import DeviceLink
@@ -41,7 +42,7 @@ class _NvlinkLink(DeviceLink):
     """A device link that keeps the peer's allocations mapped."""
 
     def __init__(self, device: int, specs: Sequence[_RegionSpec], slot: PeerSlot) -> None:
-        remote = _visible_device(specs[0].region.device_uuid)
+        remote = visible_device(specs[0].region.device_uuid)
         if not _core.can_access_peer(device, remote):
             raise NotAvailable(
                 f"GPU {device} has no peer access to GPU {remote}; use a transport through host "
@@ -56,6 +57,7 @@ class _NvlinkLink(DeviceLink):
             region_addresses=np.array([address for _, address in imports], np.uint64),
             region_bytes=[spec.region.num_bytes for spec in specs],
             path=found.name,
+            section=tuned.section("nvlink", "device"),
         )
         # After the copier's, so that a link which is dropped unclosed lets the copies end first.
         self._mappings = [mapping for mapping, _ in imports]
@@ -65,7 +67,12 @@ class _NvlinkLink(DeviceLink):
         self._mappings.clear()
 
 
-def _visible_device(uuid: str) -> int:
+def visible_device(uuid: str) -> int:
+    """The index of a GPU in this process.
+
+    Raises:
+        NotAvailable: it is not among its GPUs.
+    """
     for index in range(_core.device_count()):
         if _core.device_info(index).uuid == uuid:
             return index

@@ -2,6 +2,7 @@
 
 from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.memory import MemoryKind
+from kvxfer.transport import tuned
 from kvxfer.transport.base import Availability, Transport
 from kvxfer.transport.loopback import LoopbackTransport
 from kvxfer.transport.nixl import NixlTransport
@@ -29,17 +30,21 @@ def available_transports() -> dict[str, Availability]:
 def candidates(memory: MemoryKind, *, beyond_host: bool = False) -> tuple[str, ...]:
     """What `auto` may take between processes, fastest first; none of it was looked for here.
 
+    Within a host in the tuning profile's order, where it has one: to other hosts nothing was
+    measured.
+
     Args:
         memory: of this side's cache.
         beyond_host: only what reaches other hosts too.
     """
-    return tuple(
+    able = tuple(
         name
         for name, kind in TRANSPORTS.items()
         if memory in kind.capabilities.memory
         and kind.capabilities.cross_process
         and (kind.capabilities.crosses_hosts or not beyond_host)
     )
+    return able if beyond_host else tuned.order(memory.value, able)
 
 
 def choose(memory: MemoryKind, *, beyond_host: bool = False) -> str:

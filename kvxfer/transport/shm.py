@@ -23,6 +23,7 @@ from kvxfer import _core
 from kvxfer.errors import InvalidUsage, PeerLost, ProtocolMismatch
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration, find_segment
+from kvxfer.transport import tuned
 from kvxfer.transport.base import (
     Availability,
     Capabilities,
@@ -32,14 +33,16 @@ from kvxfer.transport.base import (
     Transport,
 )
 from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
-from kvxfer.transport.host_copy import HostLink, copy_mapped, default_num_threads, plan_tables
+from kvxfer.transport.host_copy import HostLink, copy_mapped, plan_tables
 
 _COOKIE_BYTES = 16
 _Address = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
 _Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 46)]
 
 
-class _SegmentSpec(msgspec.Struct, frozen=True):
+class SegmentSpec(msgspec.Struct, frozen=True):
+    """Where a range lies in a shared segment: its descriptor, its length, and the offset in it."""
+
     fd: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     num_bytes: _Size
     offset_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 46)]
@@ -51,7 +54,7 @@ class _RegionSpec(msgspec.Struct, frozen=True):
     num_bytes: _Size
     cookie_address: _Address
     cookie: Annotated[bytes, msgspec.Meta(min_length=_COOKIE_BYTES, max_length=_COOKIE_BYTES)]
-    segment: _SegmentSpec | None
+    segment: SegmentSpec | None
 
 
 class _ShmExport(Export):
@@ -69,7 +72,7 @@ class _ShmExport(Export):
                 cookie=self._cookie.tobytes(),
                 segment=None
                 if found is None
-                else _SegmentSpec(found[0].fd, found[0].num_bytes, found[1]),
+                else SegmentSpec(found[0].fd, found[0].num_bytes, found[1]),
             )
         )
 
@@ -90,8 +93,10 @@ def _require_cookie(pool: _core.WorkerPool, region: _RegionSpec) -> None:
 class _MappedLink(HostLink):
     path = "shared segment"
 
-    def __init__(self, regions: Sequence[_RegionSpec], slot: PeerSlot, num_threads: int) -> None:
-        super().__init__(slot, num_threads)
+    def __init__(
+        self, regions: Sequence[_RegionSpec], slot: PeerSlot, num_threads: int | None
+    ) -> None:
+        super().__init__(slot, num_threads, tuned.section("shm", "shared"))
         self._segments: dict[tuple[int, int], _core.SharedSegment] = {}
         self.region_addresses = np.array([self._map(region) for region in regions], np.uint64)
         self.region_bytes = [region.num_bytes for region in regions]
@@ -123,8 +128,10 @@ class _MappedLink(HostLink):
 class _AttachedLink(HostLink):
     path = "cross-memory attach"
 
-    def __init__(self, regions: Sequence[_RegionSpec], slot: PeerSlot, num_threads: int) -> None:
-        super().__init__(slot, num_threads)
+    def __init__(
+        self, regions: Sequence[_RegionSpec], slot: PeerSlot, num_threads: int | None
+    ) -> None:
+        super().__init__(slot, num_threads, tuned.section("shm", "private"))
         for region in regions:
             _require_cookie(self._workers, region)
         self.region_addresses = np.array([region.address for region in regions], np.uint64)
@@ -147,8 +154,8 @@ class ShmTransport(Transport):
     capabilities = Capabilities(frozenset({MemoryKind.HOST}), cross_process=True)
 
     def __init__(self, num_threads: int | None = None) -> None:
-        """Copy with ``num_threads`` threads, the caller's included; None = all CPUs, at most 8."""
-        self._num_threads = default_num_threads() if num_threads is None else num_threads
+        """Copy with ``num_threads`` threads, the caller's included; None = the measured best."""
+        self._num_threads = num_threads
 
     @classmethod
     def probe(cls) -> Availability:

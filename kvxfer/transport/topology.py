@@ -96,5 +96,17 @@ def driver_version() -> str:
         return _text(pynvml.nvmlSystemGetDriverVersion()) if found else ""
 
 
+def gpu_names() -> list[str]:
+    """The names of all GPUs of this host, whichever of them CUDA sees; empty where NVML fails."""
+    with _nvml() as found:
+        if not found:
+            return []
+        try:
+            handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+            return [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+        except pynvml.NVMLError:
+            return []
+
+
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value

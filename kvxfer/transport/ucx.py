@@ -29,6 +29,7 @@ from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, ProtocolMisma
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.memory.buffer import Buffer
+from kvxfer.transport import tuned
 from kvxfer.transport.base import (
     Availability,
     Capabilities,
@@ -45,8 +46,9 @@ from kvxfer.transport.board import (
     decode_spec,
     slot_of,
 )
-from kvxfer.transport.host_copy import default_num_threads, plan_tables
+from kvxfer.transport.host_copy import choose_num_threads, plan_tables
 from kvxfer.transport.network_link import Carried, NetworkLink
+from kvxfer.tuning import Place, Section, Slots
 
 _SECRET_BYTES = 16
 _SLICE_S = 0.2
@@ -146,8 +148,12 @@ class _UcxLink(NetworkLink):
         *,
         device: int,
         stall_s: float,
+        section: Section,
+        num_threads: int,
+        slots: Slots,
     ) -> None:
-        super().__init__(device, stall_s)
+        super().__init__(device, stall_s, section, num_threads)
+        self.slots = slots
         self._native: _core.UcxLink | None = native
         self._kept = list(kept)  # what a transfer reads and writes here, for as long as UCX may
         self._sequence = native.first_sequence
@@ -202,13 +208,13 @@ class UcxTransport(Transport):
         """Set UCX up at the first use.
 
         Args:
-            num_threads: threads that gather and scatter, the caller's included; None = all CPUs,
-                at most 8.
+            num_threads: threads that gather and scatter, the caller's included; None = the measured
+                best.
             options: settings of UCX without ``UCX_`` in front, before what the environment says:
                 ``{"NET_DEVICES": "mlx5_0:1", "TLS": "rc,tcp"}``.
             stall_s: how long a transfer may stand still before it is given up, with its link.
         """
-        self._num_threads = default_num_threads() if num_threads is None else num_threads
+        self._num_threads = num_threads
         self._options = dict(options or {})
         self._stall_s = stall_s
         self._bind_host = "127.0.0.1"
@@ -250,6 +256,9 @@ class UcxTransport(Transport):
         self._require_reachable(server.host)
         buffers = [registration.buffer for registration in cache.registrations]
         memories = [self._register(buffer) for buffer in buffers]
+        section = _section(cache.device)
+        num_threads = choose_num_threads(self._num_threads, section)
+        slots = slots_of(cache.device, section)
         native = _core.UcxLink(
             context=self._context,
             host=server.host,
@@ -257,18 +266,28 @@ class UcxTransport(Transport):
             secret=server.secret,
             slot=slot,
             name=f"process {process.pid}",
-            num_threads=self._num_threads,
-            settings=self._settings(cache.device),
+            num_threads=num_threads,
+            settings=self._settings(cache.device, slots),
         )
         _poll(native)
-        kept = [*buffers, *memories]
-        return _UcxLink(native, specs, kept, device=cache.device, stall_s=self._stall_s)
+        return _UcxLink(
+            native,
+            specs,
+            [*buffers, *memories],
+            device=cache.device,
+            stall_s=self._stall_s,
+            section=section,
+            num_threads=num_threads,
+            slots=slots,
+        )
 
-    def _settings(self, device: int) -> _core.UcxSettings:
-        if device < 0:
-            return _core.UcxSettings(stall_s=self._stall_s)
+    def _settings(self, device: int, slots: Slots) -> _core.UcxSettings:
         return _core.UcxSettings(
-            staging="pinned", device=device, slot_bytes=_DEVICE_SLOT_BYTES, stall_s=self._stall_s
+            staging=slots.place,
+            device=device,
+            slot_bytes=slots.slot_bytes,
+            num_slots=slots.num_slots,
+            stall_s=self._stall_s,
         )
 
     def _register(self, buffer: Buffer) -> _core.UcxMemory | None:
@@ -291,6 +310,7 @@ class UcxTransport(Transport):
         if self._board is None:
             raise InvalidUsage("ucx exports nothing before it was told its board; call serve")
         secret = secrets.token_bytes(_SECRET_BYTES)
+        section = _section(device)
         native = _core.UcxServer(
             context=self._context,
             host=self._bind_host,
@@ -298,8 +318,8 @@ class UcxTransport(Transport):
             board_address=self._board.address,
             num_slots=NUM_SLOTS,
             withdrawn_slot=WITHDRAWN_SLOT,
-            num_threads=self._num_threads,
-            settings=self._settings(device),
+            num_threads=choose_num_threads(self._num_threads, section),
+            settings=self._settings(device, slots_of(device, section)),
         )
         spec = _ServerSpec(ProcessSpec.own(), self._bind_host, native.port, secret)
         return _Server(native, spec)
@@ -315,6 +335,23 @@ class UcxTransport(Transport):
                 f"this side is bound to {near} and the peer to {far}; bind both to addresses of "
                 "one network (bind_host= of Endpoint, Sender or Receiver)"
             )
+
+
+def _section(device: int) -> Section:
+    """What the profile says of memory of a CUDA device; -1 = of the host."""
+    memory = "private" if device < 0 else "device"
+    return tuned.section(UcxTransport.name, memory, library=_load)
+
+
+def slots_of(device: int, section: Section) -> Slots:
+    """The slots of one side."""
+    place: Place = "host" if device < 0 else "pinned"
+    default = _core.UcxSettings()
+    return section.slots_in(place) or Slots(
+        place=place,
+        num_slots=default.num_slots,
+        slot_bytes=default.slot_bytes if device < 0 else _DEVICE_SLOT_BYTES,
+    )
 
 
 def _common_server(specs: Sequence[_RegionSpec]) -> _ServerSpec:

@@ -18,7 +18,7 @@ from kvxfer.sweep.messages import Checked
 from kvxfer.sweep.patterned_cache import PatternedCache
 from kvxfer.worker.content import content_of, tokens_in_blocks
 from kvxfer.worker.messages import AskOutcome, AskWorker, Outcome, WorkerInfo
-from kvxfer.worker.options import WorkerOptions, memory_of
+from kvxfer.worker.options import WorkerOptions, device_of
 from kvxfer.worker.outcomes import Outcomes
 
 _SETTLE_S = 1.0
@@ -77,7 +77,9 @@ class DecodeWorker(Closing):
         """
         self.num_wrong = 0
         self.transport = options.transport
-        self._memory = memory_of(options)
+        device = device_of(options)
+        on_device = device >= 0
+        self._memory = MemoryKind.DEVICE if on_device else MemoryKind.HOST
         ports = dict(ports or {})
         guard = {
             "bind_host": options.bind_host,
@@ -85,7 +87,6 @@ class DecodeWorker(Closing):
             "key": options.key,
             "insecure": options.insecure,
         }
-        on_device = self._memory is MemoryKind.DEVICE
         self.num_bytes = num_blocks * options.rank.rank_layout(options.layout).block_bytes
         if not on_device:
             require_host_memory(self.num_bytes)
@@ -96,8 +97,8 @@ class DecodeWorker(Closing):
                 options.layout,
                 num_blocks,
                 memory="device" if on_device else "shared",
-                device=options.device if on_device else -1,
-                num_threads=options.num_threads,
+                device=device,
+                num_threads=options.check_threads,
                 rank=options.rank,
             )
             stack.callback(self._pool.close)

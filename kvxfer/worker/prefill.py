@@ -13,7 +13,6 @@ from kvxfer.closing import Closing
 from kvxfer.control import ControlClient
 from kvxfer.errors import VerificationError
 from kvxfer.layout import ToFp8
-from kvxfer.memory import MemoryKind
 from kvxfer.session import Sender
 from kvxfer.sweep.host_memory import require_host_memory
 from kvxfer.sweep.patterned_cache import PatternedCache
@@ -21,7 +20,7 @@ from kvxfer.sweep.stats import percentile
 from kvxfer.units import gb_per_s
 from kvxfer.worker.content import content_of, request_name, tokens_in_blocks
 from kvxfer.worker.messages import AskOutcome, Outcome
-from kvxfer.worker.options import WorkerOptions, memory_of
+from kvxfer.worker.options import WorkerOptions, device_of
 
 # Checking gigabytes takes seconds, and a request that other ranks share waits for them.
 _OUTCOME_S = 120.0
@@ -38,6 +37,7 @@ class SendResult:
     Attributes:
         num_requests: requests that were timed.
         num_tokens: tokens of each.
+        concurrency: requests on their way at a time.
         request_bytes: bytes that this rank sent of each.
         gb_per_s: all bytes over the time in which any request was on its way, 1e9 bytes a second.
         latency_p50_ms: from handing a request in until every rank had all of it and was told.
@@ -49,6 +49,7 @@ class SendResult:
 
     num_requests: int
     num_tokens: int
+    concurrency: int
     request_bytes: int
     gb_per_s: float
     latency_p50_ms: float
@@ -96,7 +97,8 @@ class PrefillWorker(Closing):
             NotAvailable: the transport does not work here, or memory is short.
         """
         self.transport = options.transport
-        on_device = memory_of(options) is MemoryKind.DEVICE
+        device = device_of(options)
+        on_device = device >= 0
         layout = options.layout
         self._key = options.key
         self._layout = layout
@@ -114,8 +116,8 @@ class PrefillWorker(Closing):
                 layout,
                 num_blocks,
                 memory="device" if on_device else "private",
-                device=options.device if on_device else -1,
-                num_threads=options.num_threads,
+                device=device,
+                num_threads=options.check_threads,
                 rank=options.rank,
             )
             stack.callback(self._pool.close)
@@ -176,6 +178,7 @@ class PrefillWorker(Closing):
         return SendResult(
             num_requests=len(sent),
             num_tokens=self._num_tokens,
+            concurrency=self._concurrency,
             request_bytes=total // len(sent),
             gb_per_s=gb_per_s(total, busy_s),
             latency_p50_ms=percentile(latencies_ms, 50),

@@ -8,9 +8,10 @@ import pytest
 from kvxfer import _core
 from kvxfer.errors import InvalidUsage, TransferTimeout
 from kvxfer.layout import CopyPlan
-from kvxfer.transport import Board, Op, device_copy
+from kvxfer.transport import Board, Op, Tuning, device_copy
 from kvxfer.transport.board import PeerSlot
-from kvxfer.transport.device_copy import DeviceLink
+from kvxfer.transport.device_copy import ENGINES, DeviceLink
+from kvxfer.tuning import ENGINES_OF, NO_SECTION, Rule, Section
 
 EMPTY = CopyPlan(
     np.zeros(1, np.uint64),
@@ -27,13 +28,17 @@ class FakeCopier:
 
     def __init__(self, *_: object) -> None:
         self.sequences: list[int] = []
+        self.run_by: list[tuple[int, Any]] = []  # SMs and engine
         self.timeouts_s: list[float] = []
         self.post_error: BaseException | None = None
         self.wait_error: BaseException | None = None
         self.done = True
 
-    def post(self, tables: object, slot: int, sequence: int, *_: object) -> Any:
+    def post(
+        self, tables: object, slot: int, sequence: int, num_sms: int, engine: Any, *_: object
+    ) -> Any:
         self.sequences.append(sequence)
+        self.run_by.append((num_sms, engine))
         if self.post_error is not None:
             raise self.post_error
         return _core.CopyEngine.DMA
@@ -45,8 +50,7 @@ class FakeCopier:
         return self.done
 
 
-@pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> DeviceLink:
+def link_by(section: Section, monkeypatch: pytest.MonkeyPatch) -> DeviceLink:
     monkeypatch.setattr(_core, "DeviceCopier", FakeCopier)
     board = Board()
     return DeviceLink(
@@ -55,7 +59,13 @@ def link(monkeypatch: pytest.MonkeyPatch) -> DeviceLink:
         region_addresses=np.zeros(1, np.uint64),
         region_bytes=[0],
         path="nowhere",
+        section=section,
     )
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> DeviceLink:
+    return link_by(NO_SECTION, monkeypatch)
 
 
 def copier_of(link: DeviceLink) -> FakeCopier:
@@ -132,3 +142,58 @@ def test_closing_waits_in_slices_until_its_deadline(
     link.close()
     with pytest.raises(InvalidUsage, match="this link is closed"):
         link.post(EMPTY, Op.PUT)
+
+
+# By a tuning profile.
+
+PAGES_BYTES = 4096
+RULES = (
+    Rule(op="put", max_run_bytes=8192, engine="dma", num_sms=24),
+    Rule(op="put", min_run_bytes=8192, engine="bulk"),
+)
+NVLINK = Section(transport="nvlink", memory="device", rules=RULES)
+
+
+def test_engines_of_a_profile_are_those_of_the_copier() -> None:
+    assert tuple(ENGINES) == ENGINES_OF["nvlink"]
+
+
+@pytest.mark.parametrize(
+    ("op", "tuning", "num_sms", "engine"),
+    [
+        (Op.PUT, None, 24, "dma"),
+        (Op.PUT, Tuning(), 24, "dma"),
+        (Op.PUT, Tuning(num_sms=5), 5, "dma"),  # what is asked for comes first
+        (Op.PUT, Tuning(engine="load_store"), 24, "load_store"),
+        (Op.GET, None, device_copy.DEFAULT_NUM_SMS, "auto"),  # the rules are of puts
+    ],
+)
+def test_a_rule_gives_sms_and_engine(
+    op: Op, tuning: Tuning | None, num_sms: int, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = link_by(NVLINK, monkeypatch)
+    link.post(CopyPlan.contiguous(4096, 8192, PAGES_BYTES), op, tuning=tuning)
+    assert copier_of(link).run_by == [(num_sms, ENGINES[engine])]
+
+
+@pytest.mark.parametrize(
+    ("src", "num_bytes", "engine"),
+    [
+        (4096, 16384, "bulk"),
+        (4096 + 8, 16384, "auto"),  # the bulk kernel would refuse these
+        (4096, 16384 + 8, "auto"),
+    ],
+)
+def test_the_bulk_kernel_is_for_aligned_pages(
+    src: int, num_bytes: int, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = link_by(NVLINK, monkeypatch)
+    link.post(CopyPlan.contiguous(src, 1 << 20, num_bytes), Op.PUT)
+    ((_, used),) = copier_of(link).run_by
+    assert used == ENGINES[engine]
+
+
+def test_without_a_profile_each_copy_chooses(link: DeviceLink) -> None:
+    link.post(CopyPlan.contiguous(4096, 8192, PAGES_BYTES), Op.PUT)
+    link.post(CopyPlan.contiguous(4096, 8192, 64), Op.PUT)
+    assert copier_of(link).run_by == [(8, ENGINES["auto"]), (16, ENGINES["auto"])]

@@ -53,6 +53,7 @@ def spec_of(case: SweepCase) -> RigSpec:
         memory="private",
         op=case.op,
         num_threads=1,
+        copy_threads=1,
         devices=(-1, -1),
     )
 
@@ -94,7 +95,6 @@ def measurement(
         case,
         rig,
         tuning=Tuning(),
-        num_threads=1,
         iters=ITERS,
         warmup=warmup,
         seed=0,

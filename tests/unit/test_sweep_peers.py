@@ -127,7 +127,6 @@ def run_planted(
             case,
             rig,
             tuning=Tuning(),
-            num_threads=1,
             iters=2,
             warmup=0,
             seed=0,

@@ -227,7 +227,7 @@ def test_sources_take_the_first_half_of_the_gpus(
     monkeypatch: pytest.MonkeyPatch, count: int, halves: object
 ) -> None:
     monkeypatch.setattr(paths_module, "_core", FakeCore(count))
-    assert paths_module.choose_rank_devices(None) == halves
+    assert paths_module.choose_rank_devices(None, "nvlink") == halves
 
 
 @pytest.mark.parametrize(("count", "pair"), [(1, (0, 0)), (2, (0, 1)), (8, (0, 1))])
@@ -235,18 +235,30 @@ def test_one_pair_takes_the_first_two_gpus(
     monkeypatch: pytest.MonkeyPatch, count: int, pair: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(paths_module, "_core", FakeCore(count))
-    assert paths_module.choose_devices(None) == pair
-    assert paths_module.choose_devices((0, 0)) == (0, 0)
+    assert paths_module.choose_devices(None, "nvlink") == pair
+    assert paths_module.choose_devices((0, 0), "nvlink") == (0, 0)
 
 
 def test_gpus_that_are_not_there_or_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths_module, "_core", FakeCore(0))
     with pytest.raises(NotAvailable, match="none at all"):
-        paths_module.choose_rank_devices(None)
+        paths_module.choose_rank_devices(None, "nvlink")
     with pytest.raises(NotAvailable, match="none at all"):
-        paths_module.choose_devices(None)
+        paths_module.choose_devices(None, "nvlink")
     monkeypatch.setattr(paths_module, "_core", FakeCore(4, joined=False))
     with pytest.raises(InvalidUsage, match="device 4; this process sees 0 to 3"):
-        paths_module.choose_rank_devices(((0, 1), (2, 4)))
+        paths_module.choose_rank_devices(((0, 1), (2, 4)), "nvlink")
     with pytest.raises(NotAvailable, match="GPUs 0 and 2 have no peer access"):
-        paths_module.choose_rank_devices(None)
+        paths_module.choose_rank_devices(None, "nvlink")
+
+
+@pytest.mark.parametrize("transport", ["ucx", "nixl"])
+def test_a_network_joins_gpus_without_peer_access(
+    monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    monkeypatch.setattr(paths_module, "_core", FakeCore(4, joined=False))
+    assert paths_module.choose_devices(None, transport) == (0, 1)
+    assert paths_module.choose_devices((3, 1), transport) == (3, 1)
+    assert paths_module.choose_rank_devices(None, transport) == ((0, 1), (2, 3))
+    with pytest.raises(InvalidUsage, match="device 4; this process sees 0 to 3"):
+        paths_module.choose_devices((0, 4), transport)

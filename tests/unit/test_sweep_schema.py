@@ -44,6 +44,12 @@ class Compute(Strict):
     beside_us: float
 
 
+class Slots(Strict):
+    place: str
+    num_slots: int
+    slot_bytes: int
+
+
 class Row(Strict):
     transport: str
     model: str
@@ -85,6 +91,7 @@ class Row(Strict):
     rank_spread: float | None
     peer: str
     settings: str
+    slots: Slots | None
 
 
 class SkippedCase(Strict):

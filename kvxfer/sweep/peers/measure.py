@@ -30,13 +30,13 @@ def measure_peer(task: PeerTask, agent: SweepAgent, on_round: Callable[[], None]
         op=case.op,
         num_threads=task.num_threads,
         devices=task.devices,
+        copy_threads=task.num_threads,
     )
     with Rig(spec, agent) as rig, connect(rig, agent, case.peer) as mover:
         return Measurement(
             case,
             rig,
             tuning=Tuning(),
-            num_threads=task.num_threads,
             iters=task.iters,
             warmup=task.warmup,
             seed=task.seed,

@@ -12,7 +12,7 @@ from kvxfer.session import Peer, PeerGroup
 from kvxfer.sweep import messages
 from kvxfer.sweep.agent import Agent, as_ids
 from kvxfer.sweep.wake import WAKE_BYTES, Scratch, run_wake
-from kvxfer.transport import Op, Tuning
+from kvxfer.transport import Op, Tuning, tuned
 
 TRANSFER_TIMEOUT_S = 60.0
 # A sleep may end this late; the rest of the wait spins.
@@ -48,7 +48,8 @@ class RankAgent(Agent):
     def _connect(self, message: messages.Connect) -> messages.Connected:
         _, endpoint = self._prepared()
         convert = ToFp8() if message.converts else None
-        self._group = endpoint.connect_all(message.addresses, convert=convert)
+        with tuned.using(self._tuning):
+            self._group = endpoint.connect_all(message.addresses, convert=convert)
         self._op = Op(message.op)
         self._scratch = Scratch(self._device, WAKE_BYTES * self._num_threads)
         limits = [peer.link.physical_limit_gb_per_s for peer in self._group.peers]

@@ -19,6 +19,7 @@ from kvxfer.sweep.cases import (
 )
 from kvxfer.sweep.describe import describe_layout
 from kvxfer.transport import Op
+from kvxfer.tuning import Profile
 
 _log = logging.getLogger(__name__)
 _USUAL = LayoutChoice("", lambda layout: layout)
@@ -74,6 +75,7 @@ class RankCase:
         memory: memory of the ranks that do not copy: ``shared``, ``private`` or ``device``.
         op: put (the sources copy) or get (the destinations do).
         num_sms: SM budget of each copy; 0 on a CPU.
+        tuning: the profile that all ranks go by; None = each by its own.
     """
 
     transport: str
@@ -85,6 +87,7 @@ class RankCase:
     memory: str
     op: Op
     num_sms: int
+    tuning: Profile | None = None
 
     @property
     def total_bytes(self) -> int:

@@ -248,6 +248,8 @@ class RankRig(Closing):
             device=self._device_of[index],
             transport=self.case.transport,
             num_threads=num_threads,
+            copy_threads=num_threads,
+            tuning=self.case.tuning,
         )
 
     def _connect(self, addresses: list[dict[str, str]]) -> None:

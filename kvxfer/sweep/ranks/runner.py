@@ -34,7 +34,7 @@ class RankSweepRun(CaseRun[RankCase]):
         super().__init__(options)
         self._devices = _HOST
         if is_on_device(options, self._transport):
-            self._devices = choose_rank_devices(options.rank_devices)
+            self._devices = choose_rank_devices(options.rank_devices, self._transport)
             sources, destinations = self._devices
             options = replace(options, sms=resolve_sms(options.sms, sources + destinations))
         self.cases = expand_rank_cases(options, transport=self._transport)

@@ -4,7 +4,7 @@ import functools
 import importlib
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from kvxfer.errors import NotAvailable
@@ -14,8 +14,11 @@ _MODULES = ("nixl", "nixl_cu13", "nixl_cu12")
 
 
 @functools.cache
-def load_api() -> Any:
+def load_api(*, with_logging: bool = False) -> Any:
     """NIXL's Python API.
+
+    Args:
+        with_logging: let it set up `logging` as it does for programs of its own.
 
     Raises:
         NotAvailable: it is not installed, or does not load.
@@ -23,7 +26,7 @@ def load_api() -> Any:
     failure = ""
     for name in _MODULES:
         try:
-            with _own_logging():
+            with nullcontext() if with_logging else _own_logging():
                 return importlib.import_module(f"{name}._api")
         except ImportError as error:
             if error.name != name:

@@ -20,6 +20,7 @@ from kvxfer.transport.nixl.reach import Reach
 from kvxfer.transport.nixl.slots import ABANDONED, Slots
 from kvxfer.transport.nixl.staging import SlotShape, Staging, place_of
 from kvxfer.transport.nixl.wire import Kind
+from kvxfer.tuning import Section
 
 # Rows of this many bytes or more travel by themselves. In host memory: measured on one host, where
 # NIXL's UCX copies from process to process, and over TCP. In device memory UCX takes some 3 us for
@@ -46,6 +47,7 @@ class NixlLink(NetworkLink):
         *,
         device: int,
         num_threads: int,
+        section: Section,
         stall_s: float,
         connect_s: float,
         undo: ExitStack,
@@ -60,6 +62,7 @@ class NixlLink(NetworkLink):
             reach: where the slots of GPUs are.
             device: the CUDA device of this side's pages; -1 for host memory.
             num_threads: of this side's copies in host memory.
+            section: what the profile says of it.
             stall_s: how long a transfer may stand still.
             connect_s: how long the peer may take to answer.
             undo: what this link gives back.
@@ -67,7 +70,7 @@ class NixlLink(NetworkLink):
         Raises:
             PeerLost: the peer is gone, or does not answer within ``connect_s``.
         """
-        super().__init__(device, stall_s)
+        super().__init__(device, stall_s, section, num_threads)
         self._undo = undo
         self._agent, self._far, self._near = agent, far, tuple(near)
         self._reach = reach
@@ -96,6 +99,7 @@ class NixlLink(NetworkLink):
         self._agent.know(self._far.name, welcome.metadata)
         shape = SlotShape(welcome.num_slots, welcome.slot_bytes)
         place = place_of(self.device, in_device=self._reach.in_device)
+        self.slots = shape.as_slots(place)
         staging = Staging(self._agent, place, shape, device=self.device, num_threads=num_threads)
         far_bytes = shape.num_slots * shape.slot_bytes
         far_slots = Range(welcome.address, far_bytes, welcome.device)

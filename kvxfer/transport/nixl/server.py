@@ -28,10 +28,11 @@ from kvxfer.transport.nixl import pieces, wire
 from kvxfer.transport.nixl.agent import Agent
 from kvxfer.transport.nixl.memory import HOST_DEVICE, Range
 from kvxfer.transport.nixl.slots import ABANDONED
-from kvxfer.transport.nixl.staging import SHAPES, Place, Staging, place_of
+from kvxfer.transport.nixl.staging import Place, Staging, place_of, shape_of
 from kvxfer.transport.nixl.waiting import Pause
 from kvxfer.transport.nixl.wire import Kind, Message
 from kvxfer.transport.process import ProcessWatch
+from kvxfer.tuning import Section
 
 _MAX_CONNECTIONS = 128
 _MAX_DEVICE_BYTES = 8 << 30  # of slots in a GPU's memory
@@ -76,10 +77,12 @@ class _Connection:
 class Server:
     """Serves regions of this process to peers that know its secret."""
 
-    def __init__(self, agent: Agent, board: Board, num_threads: int, host: str) -> None:
+    def __init__(
+        self, agent: Agent, board: Board, num_threads: int, host: str, section: Section
+    ) -> None:
         self.secret = secrets.token_bytes(wire.SECRET_BYTES)
         self._agent, self._board, self._host = agent, board, host
-        self._num_threads = num_threads
+        self._num_threads, self._section = num_threads, section
         self._device = HOST_DEVICE
         self._regions: tuple[Range, ...] = ()
         self._kept: list[Buffer] = []
@@ -190,7 +193,7 @@ class Server:
 
     def _make_staging(self, hello: wire.Hello) -> Staging:
         place = place_of(self._device, in_device=hello.in_device)
-        shape = SHAPES[place]
+        shape = shape_of(place, self._section)
         if place is Place.DEVICE:
             wanted = (len(self._connections) + 1) * shape.num_slots * shape.slot_bytes
             if wanted > _MAX_DEVICE_BYTES:

@@ -9,6 +9,7 @@ from kvxfer import _core
 from kvxfer.transport.nixl.agent import Agent
 from kvxfer.transport.nixl.copies import Copies, DeviceCopies, HostCopies
 from kvxfer.transport.nixl.memory import HOST_DEVICE, Range
+from kvxfer.tuning import Section, Slots
 
 
 class Place(str, Enum):
@@ -28,6 +29,10 @@ class SlotShape(NamedTuple):
     num_slots: int
     slot_bytes: int
 
+    def as_slots(self, place: Place) -> Slots:
+        """As a profile has it."""
+        return Slots(place=place.value, num_slots=self.num_slots, slot_bytes=self.slot_bytes)
+
 
 # Of threads: measured. A GPU takes a slot of 32 MiB in about 0.1 ms, which is what a piece costs
 # the CPUs of both sides; a bus and a network are slower.
@@ -36,6 +41,12 @@ SHAPES = {
     Place.PINNED: SlotShape(4, 8 << 20),
     Place.DEVICE: SlotShape(4, 32 << 20),
 }
+
+
+def shape_of(place: Place, section: Section) -> SlotShape:
+    """By the profile, or the default."""
+    slots = section.slots_in(place.value)
+    return SHAPES[place] if slots is None else SlotShape(slots.num_slots, slots.slot_bytes)
 
 
 def place_of(device: int, *, in_device: bool) -> Place:

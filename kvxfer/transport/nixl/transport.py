@@ -12,9 +12,11 @@ from kvxfer import _core
 from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, ProtocolMismatch
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.memory.buffer import Buffer
+from kvxfer.transport import tuned
 from kvxfer.transport.base import Availability, Capabilities, Export, Link, Transport
 from kvxfer.transport.board import Board, ProcessSpec, slot_of
-from kvxfer.transport.host_copy import default_num_threads
+from kvxfer.transport.host_copy import choose_num_threads
+from kvxfer.transport.network_libraries import nixl_library
 from kvxfer.transport.nixl import wire
 from kvxfer.transport.nixl.agent import Agent
 from kvxfer.transport.nixl.api import load_api
@@ -25,6 +27,7 @@ from kvxfer.transport.nixl.reach import Reach, Side, has_rdma, maps_directly, re
 from kvxfer.transport.nixl.region import RegionSpec, common_peer, open_sealed, seal
 from kvxfer.transport.nixl.server import Server
 from kvxfer.transport.process import ProcessWatch
+from kvxfer.tuning import Section
 
 _LOOPBACK = {"engine_config": "NET_DEVICES=lo"}
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -61,8 +64,8 @@ class NixlTransport(Transport):
         """Start NIXL at the first use.
 
         Args:
-            num_threads: threads that gather and scatter, the caller's included; None = all CPUs,
-                at most 8.
+            num_threads: threads that gather and scatter, the caller's included; None = the measured
+                best.
             backend: the plug-in, the same on both sides. It must move host memory, or with
                 ``in_device`` that of GPUs, and carry notifications.
             params: of the plug-in, in place of the defaults.
@@ -72,7 +75,7 @@ class NixlTransport(Transport):
             stall_s: how long a transfer may stand still before it is given up, with its link.
             connect_s: how long a peer may take to answer.
         """
-        self._num_threads = default_num_threads() if num_threads is None else num_threads
+        self._num_threads = num_threads
         self._backend, self._params = backend, None if params is None else dict(params)
         self._in_device = in_device
         self._stall_s, self._connect_s = stall_s, connect_s
@@ -115,7 +118,9 @@ class NixlTransport(Transport):
                 agent.register(memory)
                 undo.callback(agent.deregister, memory)
             if self._server is None:
-                self._server = Server(agent, self._board, self._num_threads, _host_id())
+                section = _section(buffer.device)
+                num_threads = choose_num_threads(self._num_threads, section)
+                self._server = Server(agent, self._board, num_threads, _host_id(), section)
             self._server.add_region(buffer)
             own = self._side(buffer.device)
             spec = RegionSpec(
@@ -170,6 +175,7 @@ class NixlTransport(Transport):
             in_place = found.in_device or not found.name
             for spec in specs:
                 agent.know(spec.agent, spec.metadata)
+            section = _section(device)
             peer = Far(
                 far.agent,
                 far.process.pid,
@@ -196,7 +202,8 @@ class NixlTransport(Transport):
                 _register_all(agent, near, undo) if peer.in_place else (),
                 found,
                 device=device,
-                num_threads=self._num_threads,
+                num_threads=choose_num_threads(self._num_threads, section),
+                section=section,
                 stall_s=self._stall_s,
                 connect_s=self._connect_s,
                 undo=undo.pop_all(),
@@ -262,6 +269,12 @@ class NixlTransport(Transport):
                 f"{'is' if far.is_loopback else 'is not'} on loopback; bind both to addresses of "
                 "one network (Endpoint(bind_host=...))"
             )
+
+
+def _section(device: int) -> Section:
+    """What the profile says of memory of a CUDA device; -1 = of the host."""
+    memory = "private" if device < 0 else "device"
+    return tuned.section(NixlTransport.name, memory, library=lambda: nixl_library().version)
 
 
 def _host_id() -> str:

@@ -1,0 +1,60 @@
+"""Where the profile lies, read within bounds and written in one step."""
+
+import os
+import stat
+from pathlib import Path
+
+from kvxfer.env import config_home
+from kvxfer.errors import NotAvailable, ProfileRefused
+from kvxfer.tuning.profile import Profile, decode, encode
+from kvxfer.whole_file import write_whole
+
+MAX_BYTES = 1 << 20
+
+
+def default_path() -> Path:
+    """Where `kvxfer tune` writes and transports look.
+
+    Raises:
+        NotAvailable: this user has no home.
+    """
+    home = config_home()
+    if home is None:
+        raise NotAvailable("no home for a tuning profile; name a file: --out, KVXFER_TUNING")
+    return home / "kvxfer" / "tuning.json"
+
+
+def read_profile(path: Path) -> Profile | None:
+    """The profile in a file, whichever machine it is of; None where there is no file.
+
+    Raises:
+        ProfileRefused: it cannot be read, or is none.
+    """
+    try:
+        data = _read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ProfileRefused(f"it cannot be read: {error.strerror}") from error
+    return decode(data)
+
+
+def _read(path: Path) -> bytes:
+    # Not blocking: a FIFO would wait for somebody to write.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ProfileRefused("it is no regular file")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ProfileRefused(f"it has more than {MAX_BYTES} bytes, which no profile has")
+    return data
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write ``profile``, whole or not at all; folders are made.
+
+    Raises:
+        InvalidUsage: it cannot be written; names the path and the cause.
+    """
+    write_whole(path, encode(profile).encode(), make_folders=True)

@@ -1,0 +1,50 @@
+"""Files that are written whole or not at all."""
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from kvxfer.errors import InvalidUsage
+from kvxfer.whole_file import write_whole
+
+
+def test_a_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    with pytest.raises(InvalidUsage, match="No such file"):
+        write_whole(path, b"first")
+    assert write_whole(path, b"first", make_folders=True) == path
+    write_whole(path, b"second")
+    assert path.read_bytes() == b"second"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device"])
+def test_what_is_no_regular_file_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "there"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/null")
+    before = path.lstat()
+    with pytest.raises(InvalidUsage, match="no regular file"):
+        write_whole(path, b"x")
+    assert path.lstat() == before
+
+
+def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(InvalidUsage, match="too large"):
+            write_whole(path, bytes(1 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
