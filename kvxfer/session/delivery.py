@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kvxfer.session.target import Target
 
 _CALL_S = 1.0  # an unanswered call is made again after it, until the state's time is over
-# Posts to a network block; past it, other requests and the calls that peers wait for have a turn.
-_TURN_S = 0.05
 # A peer that was met as another, or whose memory is another by now.
 GONE = (PeerLost, RegistrationError)
 
@@ -48,7 +46,6 @@ class Delivery:
         self._peer: Peer | None = None
         self._way: Way | None = None
         self._again_s = float("inf")  # when to ask for blocks again
-        self._has_more = False  # parts are ready, and there was no time for them
         target.want(self)
 
     @property
@@ -67,9 +64,14 @@ class Delivery:
         return [] if self._way is None else self._way.in_flight
 
     @property
+    def must_look(self) -> bool:
+        """Whether copies are in flight whose end is seen by :meth:`step` alone."""
+        return self._way is not None and self._way.must_look
+
+    @property
     def next_s(self) -> float:
         """When :meth:`step` has something to do at the latest."""
-        return 0.0 if self._has_more else min(self.machine.end_s, self._again_s)
+        return min(self.machine.end_s, self._again_s)
 
     def feed(self, event: SendEvent, error: KvxferError | None = None) -> None:
         """Something has happened."""
@@ -81,7 +83,6 @@ class Delivery:
 
     def step(self, now_s: float) -> None:
         """Go on: what is in flight, what is ready, and what is late."""
-        self._has_more = False
         if self._shipment.given_up:
             self.feed(SendEvent.CANCEL)
         state = self.machine.state
@@ -123,7 +124,7 @@ class Delivery:
 
     def _granted(self, answer: ReserveReply) -> None:
         try:
-            self._way = Way(self._target.peer, self._shipment.tokens, answer)
+            self._way = Way(self._target.peer, self._target.poster, self._shipment.tokens, answer)
         except KvxferError as error:
             self.feed(SendEvent.ERROR, error)
         else:
@@ -137,12 +138,9 @@ class Delivery:
         way = self._way
         assert way is not None
         parts, complete = self._shipment.ready(way.num_posted)
-        end_s = time.monotonic() + _TURN_S
         try:
             for part in parts:
-                # Later, so that no other request waits for this one's copies.
-                self._has_more = time.monotonic() >= end_s
-                if self._has_more or way.peer.link.is_full:
+                if way.is_full:
                     complete = False
                     break
                 way.post(part, self._shipment.tuning)

@@ -15,8 +15,6 @@ class EndedRequests:
     def __init__(self) -> None:
         """None yet."""
         self._ended: OrderedDict[str, tuple[str, frozenset[str]]] = OrderedDict()
-        # An abort may overtake the reservation that it takes back.
-        self._aborted: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def add(self, request_id: str, reason: str, writers: Iterable[str]) -> None:
         """A request of these connections was committed or, with a reason, failed."""
@@ -24,19 +22,20 @@ class EndedRequests:
         if len(self._ended) > _MAX_KEPT:
             self._ended.popitem(last=False)
 
-    def add_abort(self, connection: str, request_id: str) -> None:
-        """A connection took back what it had not reserved."""
-        self._aborted[connection, request_id] = None
-        if len(self._aborted) > _MAX_KEPT:
-            self._aborted.popitem(last=False)
+    def add_abort(self, request_id: str, reason: str) -> None:
+        """A rank took back what it had not reserved: the request will never be whole.
 
-    def refusal(self, connection: str, request_id: str) -> str:
-        """Why a connection may not begin a request of that name; empty where it may."""
-        if request_id in self._ended:
-            return ended_text(request_id, self._ended[request_id][0])
-        if (connection, request_id) in self._aborted:
-            return f"request {request_id!r} was aborted by its sender before; use a new id"
-        return ""
+        For its other ranks that is the end too, also where the abort overtakes what they ask. How a
+        request has ended already stays as it is.
+        """
+        if request_id not in self._ended:
+            self.add(request_id, reason, ())
+
+    def refusal(self, request_id: str) -> str:
+        """Why nobody may begin a request of that name; empty where one may."""
+        if request_id not in self._ended:
+            return ""
+        return ended_text(request_id, self._ended[request_id][0])
 
     def commit(self, request: CommitRequest) -> None:
         """Take a commit that was heard before.
@@ -46,12 +45,12 @@ class EndedRequests:
             InvalidUsage: the connection never held it.
         """
         reason, writers = self._ended.get(request.request_id, ("", frozenset()))
+        if reason:
+            raise TransferFailed(ended_text(request.request_id, reason))
         if request.incarnation not in writers:
             raise InvalidUsage(
                 f"request {request.request_id!r} holds no blocks of this sender; reserve them first"
             )
-        if reason:
-            raise TransferFailed(ended_text(request.request_id, reason))
 
 
 def ended_text(request_id: str, reason: str) -> str:

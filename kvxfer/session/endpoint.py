@@ -85,7 +85,7 @@ class Endpoint(Closing):
             cache: what peers may reach.
             transport: a name of :func:`kvxfer.available_transports`, a transport of this endpoint
                 alone with settings of its own, or ``auto``: the fastest that reaches each peer.
-            num_threads: threads of host copies; None = all CPUs, at most 8.
+            num_threads: threads of host copies; None = the measured best.
             bind_host: address of both channels, and of a transport that listens. It guards the
                 channels alone: what UCX listens on trusts whoever reaches it.
             ports: port of ``init`` and of ``alloc``, or several of one, which are aliases; absent

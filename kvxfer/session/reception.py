@@ -83,19 +83,18 @@ class Reception:
                 f"request {request_id!r} is tokens {self.offer.tokens}, not {offer.tokens}; use a "
                 "new id"
             )
-        if not shares:
-            return f"the rank behind {connection!r} has no part of this one's cache"
         writer = self.writers.get(connection)
         if writer is not None:
             return "this rank has written its share already; use a new id" if writer.over else ""
         if self.state not in (Receiving.WAITING, Receiving.RECEIVING):
             return ended_text(request_id, self.reason)
-        if self._has_any(shares):
+        if self.has_any(shares):
             return f"request {request_id!r} is sent by another sender already; use a new id"
         self.writers[connection] = Writer(shares)
         return ""
 
-    def _has_any(self, shares: tuple[Share, ...]) -> bool:
+    def has_any(self, shares: tuple[Share, ...]) -> bool:
+        """Whether a rank that has asked writes some of these."""
         return any(
             overlap(one.layers, other.layers) and overlap(one.heads, other.heads)
             for writer in self.writers.values()

@@ -68,10 +68,13 @@ class RequestBook:
         """Blocks, ``wait``, or ``refused`` with the reason; deferred while it waits for blocks."""
         shares = self._of.shares_of(request.incarnation)
         offer = self._placement.offer_of(request)
+        if not shares:
+            text = f"the rank behind {request.incarnation!r} has no part of this one's cache"
+            return refused(request.request_id, text)
         with self._turn():
             reception = self._open.get(request.request_id)
             if reception is None:
-                refusal = self._refusal(request.incarnation, offer)
+                refusal = self._refusal(offer)
                 if refusal is not None:
                     return refusal
                 reception = self._begin(offer)
@@ -117,15 +120,24 @@ class RequestBook:
             raise TransferFailed(ended_text(request.request_id, reception.reason))
 
     def abort(self, request: AbortRequest) -> None:
-        """A writer gives the request up, and writes to it no more."""
+        """A rank of the request gives it up, and writes to it no more; no rank may begin it again.
+
+        Raises:
+            PeerLost: the connection is not known.
+        """
+        shares = self._of.shares_of(request.incarnation)
+        why = f"its sender aborted: {request.reason or 'no reason given'}"
         with self._turn():
             reception = self._open.get(request.request_id)
-            writer = reception.writers.get(request.incarnation) if reception else None
-            if reception is None or writer is None:
-                self._ended.add_abort(request.incarnation, request.request_id)
+            if reception is None:
+                if shares:
+                    self._ended.add_abort(request.request_id, why)
                 return
-            writer.over = True
-            why = f"its sender aborted: {request.reason or 'no reason given'}"
+            writer = reception.writers.get(request.incarnation)
+            if writer is not None:
+                writer.over = True
+            elif not shares or reception.has_any(shares):
+                return  # it was refused as a stranger to this request, and takes that back
             self._give_up(reception, why)
 
     def watch(self, connection: str) -> FailedRequests | Deferred:
@@ -231,10 +243,10 @@ class RequestBook:
                     # The engine's own fault, on the thread that serves every sender.
                     _log.exception("a callback of the receiver failed")
 
-    def _refusal(self, connection: str, offer: Offer) -> ReserveReply | None:
+    def _refusal(self, offer: Offer) -> ReserveReply | None:
         """Why a new request is not taken, or not now."""
         request_id = offer.request_id
-        text = self._ended.refusal(connection, request_id)
+        text = self._ended.refusal(request_id)
         if text:
             return refused(request_id, text)
         num_blocks = self._placement.num_blocks

@@ -30,7 +30,6 @@ _IDLE_S = 3600.0
 # How soon a copy that a GPU runs is seen to have ended; the copy itself goes on meanwhile.
 _COPY_POLL_S = 0.0002
 _CLOSE_S = 2.0
-_TOUCH_S = 0.2
 
 Addresses: TypeAlias = Mapping[str, str]
 
@@ -38,7 +37,8 @@ Addresses: TypeAlias = Mapping[str, str]
 class Sender(Closing):
     """Sends requests to receivers, and reaches those that come back by itself. A context manager.
 
-    One background thread does all of it. A peer that is dead, hangs or refuses fails the requests
+    One background thread does all of it, beside one a peer that copies where a link's ``post``
+    does. A peer that is dead, hangs or refuses fails the requests
     to it, within the limits, and no others. Thread-safe.
 
     Attributes:
@@ -63,7 +63,7 @@ class Sender(Closing):
         Args:
             cache: what is read.
             transport: a name of :func:`kvxfer.available_transports`, or ``auto``.
-            num_threads: threads of host copies; None = all CPUs, at most 8.
+            num_threads: threads of host copies; None = the measured best.
             convert: see :meth:`Endpoint.connect`.
             bind_host: of a transport that listens on this side too: the address of the network
                 that joins it to the receivers. The others open no port here.
@@ -102,7 +102,6 @@ class Sender(Closing):
         self._open: dict[str, Shipment] = {}
         self._lock = threading.Lock()
         self._closing = False
-        self._touch_s = 0.0  # when calls are due again
         self._thread = threading.Thread(target=self._run, name="kvxfer-sender", daemon=True)
         self._thread.start()
 
@@ -272,6 +271,8 @@ class Sender(Closing):
         finally:
             with self._lock:
                 self._closing = True
+            for target in self._targets.values():
+                target.abandon()
             self._calls.close()
             self._fail_all(TransferFailed("the sender was closed; its blocks may still be read"))
 
@@ -280,28 +281,15 @@ class Sender(Closing):
             self._take_up(*self._handed_in.popleft())
         for delivery in self._deliveries:
             delivery.step(time.monotonic())
-            if time.monotonic() >= self._touch_s:
-                self._keep_in_touch()
-                limit_s = 0.0  # it may have been woken for what was stepped already
-        self._step_targets()
+        for target in self._targets.values():
+            target.step(time.monotonic())
         self._forget_ended()
-        flying = any(delivery.in_flight for delivery in self._deliveries)
+        must_look = any(delivery.must_look for delivery in self._deliveries)
         ends_s = [delivery.next_s for delivery in self._deliveries]
         ends_s += [target.next_s for target in self._targets.values()]
         due_s = min(ends_s, default=float("inf"))
         left_s = max(0.0, due_s - time.monotonic())
-        self._calls.run(min(left_s, limit_s, _COPY_POLL_S if flying else _IDLE_S))
-
-    def _keep_in_touch(self) -> None:
-        """Make the calls that are due, also between copies that block: peers give up the silent."""
-        self._step_targets()
-        self._calls.run(0.0)
-
-    def _step_targets(self) -> None:
-        now_s = time.monotonic()
-        self._touch_s = now_s + _TOUCH_S
-        for target in self._targets.values():
-            target.step(now_s)
+        self._calls.run(min(left_s, limit_s, _COPY_POLL_S if must_look else _IDLE_S))
 
     def _take_up(self, shipment: Shipment, ranks: Sequence[Addresses]) -> None:
         for one in ranks:

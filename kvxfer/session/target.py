@@ -31,6 +31,7 @@ from kvxfer.memory import KVCache
 from kvxfer.session.connections import ConnectionNames
 from kvxfer.session.meeting import init_request, offers_to
 from kvxfer.session.peer import Peer
+from kvxfer.session.poster import Poster
 from kvxfer.session.states import SendEvent
 from kvxfer.transport import Op, Transfer, Transports
 
@@ -74,6 +75,7 @@ class Target:
         self._offers = offers_to(transports, self.address)
         self._calls, self._names, self._convert = calls, names, convert
         self._peer: Peer | None = None
+        self._poster: Poster | None = None
         self._init: Line | None = None
         # Two, so that reservations that wait for blocks do not keep commits waiting.
         self._reserves: Line | None = None
@@ -89,6 +91,12 @@ class Target:
         """The peer; of a delivery that is connected."""
         assert self._peer is not None
         return self._peer
+
+    @property
+    def poster(self) -> Poster:
+        """What posts to its link; of a delivery that is connected."""
+        assert self._poster is not None
+        return self._poster
 
     @property
     def is_idle(self) -> bool:
@@ -173,6 +181,12 @@ class Target:
         if self._peer is not None:
             self._leave_peer()
 
+    def abandon(self) -> None:
+        """Post nothing any more, though copies may be in flight."""
+        if self._poster is not None:
+            self._poster.close()
+            self._poster = None
+
     # Meeting.
 
     def _ask_init(self) -> None:
@@ -216,6 +230,7 @@ class Target:
             self._refuse(error if isinstance(error, KvxferError) else PeerLost(str(error)))
             return
         self.last_error = None
+        self._poster = Poster(self._peer.link, self._calls.wake)
         self._open_lines()
         self._connected()
 
@@ -294,6 +309,7 @@ class Target:
         self.is_lost = False
         self._owed.clear()
         self._try_s = 0.0
+        self.abandon()
         peer.unmap()
         Leaving(self._calls, self._addresses["alloc"], peer)
 

@@ -7,6 +7,7 @@ from kvxfer.layout.shares import overlap
 from kvxfer.session.grants import misfit
 from kvxfer.session.parts import Part
 from kvxfer.session.peer import Peer
+from kvxfer.session.poster import Poster
 from kvxfer.transport import Op, Transfer, Tuning
 
 
@@ -17,18 +18,19 @@ class Way:
         peer: the rank that is written to.
         num_posted: parts that were posted.
         num_bytes: bytes of them.
-        sequence: number of the last transfer; 0 where there was nothing to move.
-        path: what carried them.
+        sequence: number of the last transfer that has ended; 0 where there was nothing to move.
+        path: what carried it.
         in_flight: transfers that have not ended.
     """
 
-    def __init__(self, peer: Peer, tokens: range, reply: ReserveReply) -> None:
-        """To the blocks of a grant for ``tokens`` of a request.
+    def __init__(self, peer: Peer, poster: Poster, tokens: range, reply: ReserveReply) -> None:
+        """To the blocks of a grant for ``tokens`` of a request, by the poster of the peer's link.
 
         Raises:
             ProtocolMismatch: they do not fit what was asked for.
         """
         self.peer = peer
+        self._poster = poster
         self.num_posted = self.num_bytes = self.sequence = 0
         self.path = ""
         self.in_flight: list[Transfer] = []
@@ -38,29 +40,39 @@ class Way:
         self._wanted = [range(one.first_token, tokens.stop) for one in self._blocks.tables]
         self._matched: tuple[Part, BlockMap] | None = None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a further part must wait, so that the thread stays free for other requests."""
+        return self._poster.is_full
+
+    @property
+    def must_look(self) -> bool:
+        """Whether copies are in flight of whose end nobody tells."""
+        return bool(self.in_flight) and not self._poster.tells
+
     def post(self, part: Part, tuning: Tuning | None) -> None:
         """Start to copy what the peer wants of a part, which may be nothing."""
         self.num_posted += 1
         plan = self.peer.plan_matched(Op.PUT, self._match(part), layers=part.layers)
         if not plan.num_pages:
             return
-        transfer = self.peer.link.post(plan, Op.PUT, tuning=tuning, after=part.after)
-        self.sequence = transfer.sequence
+        transfer = self._poster.post(plan, Op.PUT, tuning=tuning, after=part.after)
         self.num_bytes += transfer.num_bytes
-        self.path = transfer.actual_path
         self.in_flight.append(transfer)
 
     def collect(self) -> None:
         """Forget the transfers that have ended; raises what one of them ended with."""
         while self.in_flight:
+            transfer = self.in_flight[0]
             try:
-                ended = self.in_flight[0].poll(0.0)
+                ended = transfer.poll(0.0)
             except Exception:
                 self.in_flight.pop(0)
                 raise
             if not ended:
                 return
             self.in_flight.pop(0)
+            self.sequence, self.path = transfer.sequence, transfer.actual_path
 
     def _match(self, part: Part) -> BlockMap:
         """The tables of both sides, matched once for the layers of a chunk."""

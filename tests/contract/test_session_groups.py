@@ -20,6 +20,7 @@ from kvxfer.control import ReserveReply, TableSpec, decode, encode
 from kvxfer.errors import InvalidUsage, KvxferError, ProtocolMismatch
 from kvxfer.layout import BlockTable, BlockTables
 from kvxfer.session import Endpoint, Granted, Notice, Offer, Receiver, Sender
+from kvxfer.session.poster import Poster
 from kvxfer.session.reception import Reception
 from kvxfer.session.way import Way
 
@@ -263,7 +264,7 @@ def test_a_spoiled_grant_is_refused_or_fits(open_sides: Open) -> None:
             try:
                 reply = decode([head, mutate(body, random_)], ReserveReply)
                 if reply.state == "granted":
-                    Way(peer, TOKENS, reply)
+                    Way(peer, Poster(peer.link, lambda: None), TOKENS, reply)
                     ids = reply.block_ids
                     assert len(set(ids)) == len(ids)
                     assert max(ids, default=0) < NUM_BLOCKS

@@ -37,8 +37,9 @@ class Rank:
 class Sides:
     """All ranks of both sides, in this process."""
 
-    def __init__(self, num_senders: int, num_receivers: int) -> None:
+    def __init__(self, num_senders: int, num_receivers: int, **limits: Any) -> None:
         self.stack = ExitStack()
+        self.limits = ReceiveLimits(drain_s=30.0, **limits)
         self.sources = [Rank(num_senders, rank, 10 + rank) for rank in range(num_senders)]
         self.sinks = [Rank(num_receivers, rank, 20 + rank) for rank in range(num_receivers)]
         for one in (*self.sources, *self.sinks):
@@ -51,8 +52,8 @@ class Sides:
         self.to = [receiver.addresses for receiver in self.receivers]
 
     def _receiver(self, rank: Rank) -> Receiver:
-        limits = ReceiveLimits(drain_s=30.0)
-        return self.stack.enter_context(Receiver(rank.cache, transport="loopback", limits=limits))
+        made = Receiver(rank.cache, transport="loopback", limits=self.limits)
+        return self.stack.enter_context(made)
 
 
 @pytest.fixture
@@ -136,6 +137,25 @@ def test_a_failure_of_one_rank_ends_the_other_too(sides: Sides) -> None:
     assert not notice.ok
     assert receiver.num_free_blocks == NUM_BLOCKS
     assert receiver.poll(0.05) is None
+
+
+def test_a_rank_that_gave_up_before_it_was_heard_ends_the_request_for_the_others() -> None:
+    sides = Sides(2, 1, num_requests=1)
+    with sides.stack:
+        (receiver,) = sides.receivers
+        first = sides.senders[0].begin("first", to=sides.to, tokens=range(4))
+        wait_until(lambda: num_writers(receiver) == 1)
+        early = sides.senders[0].begin("r", to=sides.to, tokens=range(8))
+        time.sleep(0.2)  # it is told to ask again: there is room for one request
+        early.cancel()
+        with pytest.raises(KvxferError, match="cancelled"):
+            early.wait(20.0)
+        first.cancel()
+        assert receiver.poll(20.0) is not None
+        late = sides.senders[1].send("r", BLOCKS, to=sides.to)
+        with pytest.raises(NotAvailable, match="'r' has failed: its sender aborted"):
+            late.wait(20.0)
+        assert (receiver.num_open, receiver.num_free_blocks) == (0, NUM_BLOCKS)
 
 
 @of(1, 2)

@@ -246,13 +246,13 @@ def test_layouts_that_do_not_fit_fail_the_request_with_the_field(session: Sessio
         session.send().wait(20.0)
 
 
-def test_one_thread_serves_each_side() -> None:
+def test_one_thread_serves_each_side_and_one_posts_to_a_peer() -> None:
     before = threading.active_count()
     session = Session({}, {})
     handles = [session.send(f"r-{turn}", [turn]) for turn in range(8)]
     for handle in handles:
         handle.wait(20.0)
-    assert threading.active_count() == before + 2
+    assert threading.active_count() == before + 3
     session.close()
     assert threading.active_count() == before
 

@@ -21,6 +21,7 @@ from kvxfer import Peer, _core
 from kvxfer.errors import TransferFailed
 from kvxfer.transport import Op, Tuning
 from kvxfer.transport.ucx import UcxTransport
+from kvxfer.tuning import Slots
 
 SLOT_BYTES = 64 << 10
 STALL_S = 5.0
@@ -34,7 +35,7 @@ def _ucx() -> None:
 class Rehearsing(UcxTransport):
     """A side whose pages UCX does not reach."""
 
-    def _settings(self, device: int) -> _core.UcxSettings:
+    def _settings(self, device: int, slots: Slots) -> _core.UcxSettings:
         return _core.UcxSettings(staging="rehearsal", slot_bytes=SLOT_BYTES, stall_s=STALL_S)
 
 

@@ -32,6 +32,21 @@ def two_hosts() -> Iterator[None]:
         _leave()
 
 
+def slow_down(index: int, mbit_per_s: int) -> None:
+    """What one of the two sends goes no faster from now on; skips where that cannot be had."""
+    rate = f"{mbit_per_s}mbit"
+    words = ["-n", NAMESPACES[index], "qdisc", "replace", "dev", _DEVICES[index], "root"]
+    try:
+        done = subprocess.run(
+            ["tc", *words, "tbf", "rate", rate, "burst", "32kb", "latency", "50ms"],
+            capture_output=True, text=True, timeout=20,
+        )  # fmt: skip
+    except OSError as error:
+        pytest.skip(f"no tc here: {error}")
+    if done.returncode != 0:
+        pytest.skip(f"tc cannot slow a network down here: {done.stderr.strip()}")
+
+
 def _join() -> None:
     for name in NAMESPACES:
         _ip("netns", "add", name)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from two_hosts import HOSTS, start_on_host, two_hosts
+from two_hosts import HOSTS, slow_down, start_on_host, two_hosts
 
 from kvxfer.cli.main import main
 from kvxfer.cli.serve import parse_ports
@@ -282,4 +282,27 @@ def test_between_network_namespaces_auto_takes_nixl_or_ucx_and_says_what_is_fast
         assert strict.returncode == 1
         assert "shm would be faster" in error
         assert "strict" in error
+        assert decode.end()[0] == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes network namespaces")
+@pytest.mark.usefixtures("two_hosts")
+@pytest.mark.parametrize("transport", ["ucx", "nixl"])
+def test_a_request_that_takes_longer_than_silence_may_is_sent(model: str, transport: str) -> None:
+    found = available_transports()[transport]
+    if not found.available:
+        pytest.skip(found.reason)
+    slow_down(1, mbit_per_s=8)
+    common = ("--model", model, "--transport", transport, "--insecure")
+    serve = (*common, "--bind", HOSTS[0], "--blocks", "2048")
+    with served(*serve, on_host=0) as decode:
+        # 8 MB at 1 MB/s; a receiver gives a sender up that is silent for 5 s.
+        send = words("send", *common, "--to", decode.line, "--tokens", "16000", "--warmup", "0")
+        # By itself NIXL's UCX would go from process to process.
+        sender = start_on_host(1, "env", "UCX_TLS=tcp", *send, "--requests", "1")
+        out, error = sender.communicate(timeout=DEADLINE_S)
+        assert (sender.returncode, error) == (0, "")
+        assert "every byte checked by the receiver" in out
+        latency_ms = float(out.partition("latency p50 ")[2].split()[0])
+        assert latency_ms > 5000, "the network was not slow"
         assert decode.end()[0] == 0

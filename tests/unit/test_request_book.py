@@ -137,11 +137,52 @@ def test_a_request_that_gives_up_lets_the_next_pass(book: Book) -> None:
     assert book.pool.num_free == 1
 
 
-def test_an_abort_may_overtake_its_reservation(book: Book) -> None:
-    book.abort("all")
-    assert "was aborted by its sender before" in book.refused("all")
-    book.granted("one")  # another connection knows nothing of that
+def test_an_abort_that_overtakes_its_reservation_ends_the_request_for_all(book: Book) -> None:
+    book.abort("one")
+    for who in ("one", "two", "one-restarted"):
+        assert "sender aborted: it thought better of it" in book.refused(who)
+    with pytest.raises(TransferFailed, match="it thought better of it"):
+        book.commit("two")
+    assert (book.book.num_open, book.pool.num_free, book.notices) == (0, NUM_BLOCKS, [])
+
+
+def test_a_rank_that_gives_up_before_it_asks_ends_the_request_for_all(book: Book) -> None:
+    book.granted("one")
+    book.abort("two")
+    with pytest.raises(TransferFailed, match="it thought better of it"):
+        book.commit("one")
+    assert not book.only_notice().ok
+    assert "it thought better of it" in book.refused("two")
+    assert book.pool.num_free == NUM_BLOCKS
+
+
+def test_how_a_request_ended_stays_whatever_comes_late(book: Book) -> None:
+    book.granted("one")
+    book.granted("two")
+    book.commit("one")
+    book.commit("two")
+    book.abort("two-restarted")
+    assert "is committed already" in book.refused("one-restarted")
+    book.commit("one")
+    assert book.only_notice().ok
+
+
+def test_the_abort_of_a_stranger_ends_nothing(book: Book) -> None:
+    book.granted("one")
+    assert "sent by another sender already" in book.refused("one-other")
+    book.abort("one-other")
+    book.abort("none")
+    book.abort("none", "later")
+    with pytest.raises(PeerLost, match="not known"):
+        book.abort("stranger", "later")
+    book.granted("two")
+    book.granted("all", "later")
     assert not book.notices
+
+
+def test_a_rank_without_a_share_opens_nothing(book: Book) -> None:
+    assert "has no part" in book.refused("none")
+    assert (book.book.num_open, book.pool.num_free) == (0, NUM_BLOCKS)
 
 
 def test_too_many_requests_have_to_ask_again() -> None:
