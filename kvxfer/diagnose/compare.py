@@ -8,6 +8,7 @@ import msgspec
 from kvxfer.diagnose.expected import DRIFT_FRACTION
 from kvxfer.diagnose.facts import Facts
 from kvxfer.diagnose.figures import Figure
+from kvxfer.diagnose.inventory.sources import read_bytes
 from kvxfer.diagnose.result import SCHEMA, Change, DiagnoseReport
 from kvxfer.errors import InvalidUsage
 
@@ -19,10 +20,10 @@ def read_report(path: str) -> DiagnoseReport:
         InvalidUsage: it cannot be read, or is something else.
     """
     try:
-        report = msgspec.json.decode(Path(path).read_bytes(), type=DiagnoseReport)
-    except OSError as error:
+        report = msgspec.json.decode(read_bytes(Path(path)), type=DiagnoseReport)
+    except FileNotFoundError as error:
         raise InvalidUsage(f"cannot read {path!r}: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidUsage(f"{path!r} is no report of kvxfer diagnose --json: {error}") from error
     if report.schema != SCHEMA:
         raise InvalidUsage(f"{path!r} is of schema {report.schema!r}; this is {SCHEMA!r}")

@@ -55,3 +55,13 @@ def expected_links(name: str) -> int | None:
         if re.search(pattern, name):
             return count
     return None
+
+
+# Cards for a PCIe slot, whose links go through a bridge that is sold apart; a GH200 alone has
+# nothing to link to.
+_BRIDGED = re.compile(r"PCIe|\bNVL\b|A40\b|A30\b|A10\b|RTX|GH200", re.IGNORECASE)
+
+
+def may_be_unlinked(name: str) -> bool:
+    """Whether a GPU of this name may have no NVLink up by design."""
+    return _BRIDGED.search(name) is not None

@@ -37,10 +37,11 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: ``not supported``, ``not started``, ``in progress`` or ``completed``.
-        status: ``success``, or the error that registration ended with.
+        status: ``success``, or the error that registration ended with; empty where not told.
         clique: GPUs of one clique reach each other.
         cluster: UUID of the NVLink domain; zeros where it is one node.
-        health: ``healthy``, ``unhealthy``, ``limited capacity``, or empty where it is not told.
+        health: ``healthy``, ``unhealthy``, ``limited capacity``, what is wrong with it in words, or
+            empty where it is not told.
     """
 
     state: str
@@ -175,11 +176,12 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True):
-    """An error that the NVIDIA driver wrote to the kernel's log."""
+    """An error that the NVIDIA driver wrote to the kernel's log: of a GPU, or of a switch."""
 
     code: int
     pci: str
     text: str
+    of_switch: bool = False
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """What was measured on a node: one record a figure.
 
 GB/s are 1e9 bytes a second of payload. Every rate is of bytes that the destination compared, all of
-them, with the pattern that the source was filled with; only NIC rates come from another tool.
+them, with the pattern that the source was filled with; only those of perftest, which a capture may
+hold, come from another tool.
 """
 
 import msgspec
@@ -29,7 +30,7 @@ MEMCPY = "memcpy"
 PAGED_MEMCPY = "paged memcpy"
 LOCAL_MEMCPY = "memcpy in one process"
 HOST_KINDS = (MEMCPY, PAGED_MEMCPY)
-# Through a NIC, by perftest: its bytes are not compared.
+# Through a NIC: a loopback that was measured, or of perftest, whose bytes are not compared.
 NIC_HOST = "NIC, host memory"
 NIC_GPU = "NIC, GPU memory"
 NIC_KINDS = (NIC_HOST, NIC_GPU)

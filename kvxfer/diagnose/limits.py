@@ -52,8 +52,9 @@ def limit_of(facts: Facts, figures: Figures, figure: Figure) -> Limit:
         index = _index(figure.src if figure.src.startswith("gpu") else figure.dst)
         return pcie_limit(figures.busy_pcie.get(index) or facts.gpu(index).pcie)
     if figure.kind in NIC_KINDS:
-        rates = [nic.gbit_per_s for nic in facts.nics if nic.name == figure.src]
-        return (rates[0] / _BITS, "rate of the NIC's ports") if any(rates) else _UNKNOWN
+        ports = [port for nic in facts.nics if nic.name == figure.src for port in nic.ports]
+        rates = [port.gbit_per_s or 0.0 for port in ports if port.state == "active"]
+        return (max(rates) / _BITS, "rate of the NIC's port") if any(rates) else _UNKNOWN
     if figure.kind in HOST_KINDS and figure.src == figure.dst:
         local = figures.get(LOCAL_MEMCPY, figure.src, figure.dst)
         return (local.gb_per_s, LOCAL_MEMCPY) if local is not None else _UNKNOWN

@@ -3,14 +3,12 @@
 The text format is that of Prometheus's documentation, "Exposition formats".
 """
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvxfer.diagnose.figures import Figure
 from kvxfer.diagnose.result import DiagnoseReport
-from kvxfer.errors import InvalidUsage
+from kvxfer.whole_file import write_whole
 
 _Sample = tuple[Mapping[str, str], float]
 _PREFIX = "kvxfer_diagnose_"
@@ -50,17 +48,10 @@ def write_prometheus(path: str, report: DiagnoseReport) -> None:
     """Write the metrics in one step: the collector never reads half a file.
 
     Raises:
-        InvalidUsage: it cannot be written; names the path and the cause.
+        InvalidUsage: it cannot be written, or is there and no regular file, which this would put
+            one in the place of; names the path and the cause.
     """
-    target = Path(path)
-    try:
-        handle, part = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(to_prometheus(report))
-        Path(part).chmod(0o644)  # mkstemp's is its owner's alone, and the collector is another
-        Path(part).replace(target)
-    except OSError as error:
-        raise InvalidUsage(f"cannot write {path!r}: {error.strerror}") from error
+    write_whole(Path(path), to_prometheus(report).encode())
 
 
 def _ends(figure: Figure) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A diagnosis on a terminal: what is wrong first, then the matrix, then what is well."""
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -39,6 +40,7 @@ _MATRICES = (
     (LATENCY, "ns, one read by the row of the column"),
 )
 _NUMBERS = ("GB/s", "limit", "of limit")
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # Findings of a check that are shown; the JSON has all.
 _MOST_FINDINGS = 8
 
@@ -135,8 +137,8 @@ def _print_rates(figures: Figures, console: Console) -> None:
         fraction, limit = figure.fraction_of_limit, figure.limit_gb_per_s
         table.add_row(
             figure.kind,
-            figure.src,
-            figure.dst,
+            Text(_plain(figure.src)),
+            Text(_plain(figure.dst)),
             cell_of(figure),
             "" if limit is None else f"{limit:.1f}",
             "" if fraction is None else f"{fraction:.0%}",
@@ -154,9 +156,14 @@ def _print_rest(results: Sequence[CheckResult], console: Console) -> None:
     for result in results:
         if not result.findings:
             word = Text(result.verdict.value, style=_STYLES[result.verdict])
-            table.add_row(word, result.check, Text(result.evidence))
+            table.add_row(word, result.check, Text(_plain(result.evidence)))
     console.print(table)
 
 
 def _line(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(_plain(text), soft_wrap=True, highlight=False, markup=False)
+
+
+def _plain(text: str) -> str:
+    """Without what a terminal would obey: a capture is another's text."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

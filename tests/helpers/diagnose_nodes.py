@@ -141,6 +141,7 @@ class HostNode:
     ) -> None:
         self.gpus: Sequence[int] = range(num_gpus)
         self.area_bytes = area_bytes
+        self.num_queued = 1
         self._gb_per_s = gb_per_s
         self._corrupt = corrupt
         shape = (num_gpus, area_bytes // PAGE_BYTES, PAGE_BYTES // 8)

@@ -1,14 +1,18 @@
 """Captured nodes are judged right: each folder of ``tests/data/diagnose`` is one.
 
-All of them are composed in the shapes that public outputs have; ``expected.json`` says what each
-shows, the verdict of its checks, and words of a finding or of the evidence.
+Those named ``seen_`` are public outputs, whose address is their source; host names, serials and
+process ids are replaced, and what is cut or composed around them is said. The others are composed
+in such shapes. ``expected.json`` says what each shows, the verdict of its checks, words of a
+finding or of the evidence, and of a matrix some paths and all NUMA nodes.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from captures import CASES, expected_of, write_capture
 
+from kvxfer.diagnose.facts import Facts
 from kvxfer.diagnose.result import DiagnoseReport, Verdict
 from kvxfer.diagnose.run import diagnose_folder
 from kvxfer.errors import InvalidUsage
@@ -26,8 +30,23 @@ def words_of(report: DiagnoseReport, check: str) -> str:
     return " | ".join(texts)
 
 
+def assert_topology(facts: Facts, expected: dict[str, Any]) -> None:
+    nics = {nic.name: nic for nic in facts.nics}
+    for index, paths in expected.get("paths", {}).items():
+        for other, path in paths.items():
+            if other.startswith("GPU"):
+                assert facts.pair(int(index), int(other[3:])).path == path, (index, other)
+            else:
+                assert nics[other].paths[int(index)] == path, (index, other)
+    if "numa" in expected:
+        assert [gpu.numa_node for gpu in facts.gpus or ()] == expected["numa"]
+
+
 def test_there_are_enough_shapes(tmp_path: Path) -> None:
-    assert len(CASES) >= 20
+    seen = [name for name in CASES if name.startswith("seen_")]
+    assert len(seen) >= 20
+    assert all(expected_of(name)["source"].startswith("https://") for name in seen)
+    assert all(expected_of(name)["source"] == "composed" for name in set(CASES) - set(seen))
     paths = [write_capture(name, tmp_path / name) / "topo.txt" for name in CASES]
     assert len({path.read_text() for path in paths if path.exists()}) >= 8
 
@@ -41,6 +60,7 @@ def test_a_captured_node_is_judged_right(name: str, tmp_path: Path) -> None:
     assert faults <= expected["verdicts"].keys(), "a finding that nobody planted"
     for check, words in expected["mentions"].items():
         assert words in words_of(report, check)
+    assert_topology(report.facts, expected)
     for result in report.checks:
         assert result.evidence or result.findings
         for one in result.findings:

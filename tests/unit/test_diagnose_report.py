@@ -1,5 +1,6 @@
 """A diagnosis as a table, a page, metrics and a comparison."""
 
+import os
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -193,6 +194,11 @@ def test_metrics_replace_the_file_in_one_step(report: DiagnoseReport, tmp_path: 
     assert target.stat().st_mode & 0o444 == 0o444
     with pytest.raises(InvalidUsage, match="cannot write"):
         write_prometheus(str(tmp_path / "none" / "x"), report)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # as /dev/full is: a device that root would have replaced by a file
+    with pytest.raises(InvalidUsage, match="is no regular file"):
+        write_prometheus(str(pipe), report)
+    assert pipe.is_fifo()
 
 
 def test_drift_is_found_and_only_the_worse_counts() -> None:

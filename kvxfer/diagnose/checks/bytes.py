@@ -3,7 +3,7 @@
 from kvxfer.diagnose.checks.base import Absent, Answer, Check, answer, fail, warn
 from kvxfer.diagnose.expected import IMPOSSIBLE
 from kvxfer.diagnose.facts import Facts
-from kvxfer.diagnose.figures import HOST_KINDS, PAIR_KINDS, Figure, Figures
+from kvxfer.diagnose.figures import HOST_KINDS, NIC_KINDS, PAIR_KINDS, Figure, Figures
 from kvxfer.diagnose.result import Finding
 from kvxfer.units import format_bytes
 
@@ -63,7 +63,8 @@ def _possible(_: Facts, figures: Figures) -> Answer:
     known = [
         (figure, figure.fraction_of_limit)
         for figure in figures.all
-        if figure.fraction_of_limit is not None and figure.kind not in HOST_KINDS
+        # A NIC may turn its own packets round inside, past the port that is its limit.
+        if figure.fraction_of_limit is not None and figure.kind not in (*HOST_KINDS, *NIC_KINDS)
     ]
     if not known:
         return Absent("no figure has a limit")

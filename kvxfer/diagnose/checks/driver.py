@@ -1,5 +1,6 @@
 """Whether the driver has all GPUs, and they are well."""
 
+import re
 from itertools import pairwise
 
 from kvxfer.diagnose.checks.base import (
@@ -20,6 +21,10 @@ from kvxfer.diagnose.result import Finding
 
 _NOT_READY = 802  # cudaErrorSystemNotReady
 _MISMATCH = 803  # cudaErrorSystemDriverMismatch
+# NVLink errors (144 to 150) and those of switches say which of the two they are. After a 145
+# collectives have been seen to hang even so (NVIDIA/nccl#2241).
+_NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
+_FATAL_ANYWAY = 145
 # NVIDIA, "Xid Errors": what ends transfers, what it says, what to do.
 _FATAL = {
     48: ("a double-bit ECC error", "reset the GPU; run field diagnostics if it comes again"),
@@ -126,11 +131,23 @@ def _of_xid(facts: Facts, xid: Xid) -> Finding:
     where = describe(gpus[0]) if gpus else f"GPU at {xid.pci}"
     where += _remote_of(facts, xid)
     evidence = f"Xid {xid.code} in the kernel's log: {xid.text}".rstrip(": ")
-    if xid.code not in _FATAL:
+    nonfatal = _NONFATAL.search(xid.text) is not None and xid.code != _FATAL_ANYWAY
+    if xid.of_switch:
+        return _of_switch(xid, nonfatal)
+    if xid.code not in _FATAL or nonfatal:
         remedy = "look the code up in NVIDIA's Xid document; mind it if it comes again"
         return warn(where, evidence, cause="the driver reported an error", remedy=remedy)
     cause, remedy = _FATAL[xid.code]
     return fail(where, evidence, cause=cause, remedy=remedy)
+
+
+def _of_switch(xid: Xid, nonfatal: bool) -> Finding:
+    return (warn if nonfatal else fail)(
+        f"NVSwitch at {xid.pci}",
+        f"SXid {xid.code} in the kernel's log: {xid.text}",
+        cause="a switch reported an error of a link or of itself",
+        remedy="see the fabric manager's log; reset GPUs and switches if it comes again",
+    )
 
 
 def _remote_of(facts: Facts, xid: Xid) -> str:

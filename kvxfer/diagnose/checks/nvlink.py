@@ -1,5 +1,7 @@
 """NVLinks, the NVSwitch fabric and its manager."""
 
+from statistics import mode
+
 from kvxfer.diagnose.checks.base import (
     Absent,
     Answer,
@@ -12,7 +14,7 @@ from kvxfer.diagnose.checks.base import (
     no_gpus,
     warn,
 )
-from kvxfer.diagnose.expected import LINK_ERRORS_TOLERATED, expected_links
+from kvxfer.diagnose.expected import LINK_ERRORS_TOLERATED, expected_links, may_be_unlinked
 from kvxfer.diagnose.facts import Facts, Gpu
 from kvxfer.diagnose.figures import Figures
 from kvxfer.diagnose.result import Finding
@@ -25,6 +27,8 @@ def _links(facts: Facts, _: Figures) -> Answer:
     gpus = [gpu for gpu in facts.gpus or () if gpu.links]
     if not gpus:
         return no_gpus(facts) if not facts.gpus else Absent("no GPU here has NVLink")
+    if not any(gpu.active_links for gpu in gpus) and all(may_be_unlinked(gpu.name) for gpu in gpus):
+        return Absent("no NVLink is up, as on cards with no bridge between them")
     findings = [found for gpu in gpus if (found := _missing_links(gpu, gpus)) is not None]
     counts = sorted({len(gpu.active_links) for gpu in gpus})
     return answer(findings, f"{'/'.join(map(str, counts))} links up on each of {len(gpus)} GPUs")
@@ -37,6 +41,8 @@ def _missing_links(gpu: Gpu, gpus: list[Gpu]) -> Finding | None:
     twins = max(len(other.active_links) for other in gpus if other.name == gpu.name)
     expected = expected_links(gpu.name)
     evidence = f"{num_up} links up" + (f", down: {listed(down)}" if down else "")
+    if not num_up:
+        return _no_links(gpu, expected)
     if num_up < max(twins, expected or 0):
         than = f"a {gpu.name} has {expected}" if expected else f"its twins have {twins}"
         return fail(describe(gpu), f"{evidence}; {than}", cause=_DOWN, remedy=_DOWN_REMEDY)
@@ -46,6 +52,54 @@ def _missing_links(gpu: Gpu, gpus: list[Gpu]) -> Finding | None:
             f"{evidence}, as on its twins",
             cause=f"{gpu.name or 'this part'} is not known here: by design, or a fault of all",
             remedy="compare with the part's data sheet",
+        )
+    return None
+
+
+def _no_links(gpu: Gpu, expected: int | None) -> Finding:
+    """None is up at all: a card without its bridge, or a part that is off the fabric."""
+    evidence = "no NVLink is up" + (f"; a {gpu.name} has {expected}" if expected else "")
+    if may_be_unlinked(gpu.name):
+        cause, remedy = "no bridge is mounted on it, or it has no contact", "mount it, or reseat it"
+        return warn(describe(gpu), f"{evidence}; others here have some", cause=cause, remedy=remedy)
+    return fail(describe(gpu), evidence, cause=_DOWN, remedy=_DOWN_REMEDY)
+
+
+def _reach(facts: Facts, _: Figures) -> Answer:
+    """By the topology alone, which tells even where nothing is said of the links themselves."""
+    best: dict[int, int] = {}
+    for pair in facts.pairs:
+        if pair.path:
+            best[pair.src] = max(best.get(pair.src, 0), pair.num_nvlinks)
+    joined = [count for count in best.values() if count]
+    if not joined:
+        return no_gpus(facts) if not facts.gpus else Absent("no pair of GPUs is joined by NVLink")
+    usual = mode(joined)
+    findings = [
+        found
+        for gpu in facts.gpus or ()
+        if gpu.index in best
+        and (found := _poor_reach(gpu, best[gpu.index], usual, len(joined))) is not None
+    ]
+    return answer(findings, f"{usual} links at best from each of {len(best)} GPUs")
+
+
+def _poor_reach(gpu: Gpu, count: int, usual: int, num_joined: int) -> Finding | None:
+    if not count:
+        # Cards are bridged in pairs; where three and more are joined it is a board.
+        finding = fail if num_joined > 2 else warn
+        return finding(
+            describe(gpu),
+            f"no NVLink to any GPU; {num_joined} others are joined by up to {usual}",
+            cause="it is off the fabric, its links are down, or it has no bridge",
+            remedy="see its links and fabric state; reset GPU and switches; transfers avoid it",
+        )
+    if count < usual and gpu.links is None:  # else nvlink-links says which are down
+        return fail(
+            describe(gpu),
+            f"{count} links at best, the others {usual}",
+            cause=_DOWN,
+            remedy=_DOWN_REMEDY,
         )
     return None
 
@@ -98,7 +152,7 @@ def _fabric_fault(gpu: Gpu) -> Finding | None:
     fabric, num_up = gpu.fabric, len(gpu.active_links)
     if fabric is None:
         return None
-    if fabric.state == "completed" and fabric.status == "success":
+    if fabric.state == "completed" and fabric.status in ("", "success"):
         if fabric.health in ("", "healthy"):
             return None
         return warn(
@@ -107,7 +161,9 @@ def _fabric_fault(gpu: Gpu) -> Finding | None:
             cause="links or routes of the fabric were lost",
             remedy="see nvidia-smi -q, section Fabric, and the fabric manager's log",
         )
-    evidence = f"fabric state {fabric.state}, status {fabric.status}"
+    evidence = f"fabric state {fabric.state}"
+    if fabric.status:
+        evidence += f", status {fabric.status}"
     if num_up:
         evidence += f", although {num_up} links are up: links train without the fabric"
     return fail(
@@ -153,5 +209,6 @@ CHECKS = (
     Check("fabric-state", "is the NVSwitch fabric complete", _fabric),
     Check("fabric-manager", "does the fabric manager fit the driver", _manager),
     Check("nvlink-links", "are all NVLinks up", _links),
+    Check("nvlink-reach", "does NVLink join every GPU to others", _reach),
     Check("nvlink-errors", "are the NVLinks free of errors", _errors),
 )

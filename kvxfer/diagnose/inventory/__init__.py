@@ -1,5 +1,7 @@
 """What a node is: read live, captured to a folder, or taken from one; then made into facts."""
 
+import math
+
 from msgspec.structs import replace
 
 from kvxfer.diagnose.facts import Facts, Gpu, GpuPair
@@ -9,17 +11,25 @@ from kvxfer.diagnose.inventory.smi_text import parse_nvlink, parse_query
 from kvxfer.diagnose.inventory.sources import Nvml, Sources, read_folder, write_folder
 from kvxfer.diagnose.inventory.system import host_of
 from kvxfer.diagnose.inventory.topo_text import Topology, parse_p2p, parse_topo
+from kvxfer.errors import InvalidUsage
+
+_MAX_GPUS = 64
 
 __all__ = ["Nvml", "Sources", "facts_of", "read_folder", "read_live", "write_folder"]
 
 
 def facts_of(sources: Sources) -> Facts:
-    """Facts from sources: NVML where it answered, else the text of ``nvidia-smi``."""
+    """Facts from sources: NVML where it answered, else the text of ``nvidia-smi``.
+
+    Raises:
+        InvalidUsage: they tell of more devices than any node has.
+    """
     topology = parse_topo(sources.texts.get("topo.txt", ""))
     told: dict[str, str] = {}
     nvml = sources.nvml
     gpus: tuple[Gpu, ...] | None
     if nvml is not None and nvml.gpus is not None:
+        _require_few(max(len(nvml.gpus), math.isqrt(len(nvml.pairs))))
         gpus, pairs = nvml.gpus, nvml.pairs
         told["GPUs"] = "NVML"
     else:
@@ -48,8 +58,10 @@ def _text_source(sources: Sources, gpus: tuple[Gpu, ...] | None) -> str:
 def _gpus_from_text(sources: Sources, topology: Topology) -> tuple[Gpu, ...] | None:
     """The fullest text that there is, with links where they are told."""
     linked = parse_nvlink(sources.texts.get("nvlink.txt", ""))
+    _require_few(topology.num_gpus)
     bare = [Gpu(index=index, name="") for index in range(topology.num_gpus)]
     gpus = parse_query(sources.texts.get("query.txt", "")) or linked or bare
+    _require_few(len(gpus))
     links = {gpu.uuid: gpu.links for gpu in linked}
     return tuple(replace(gpu, links=links.get(gpu.uuid)) for gpu in gpus) or None
 
@@ -58,12 +70,13 @@ def _pairs_from_text(sources: Sources, topology: Topology) -> tuple[GpuPair, ...
     status = parse_p2p(sources.texts.get("p2p.txt", ""))
     reads = parse_p2p(sources.texts.get("p2p-read.txt", ""))
     told = max((max(pair) for pair in {**status, **reads}), default=-1)
+    _require_few(told + 1)
     count = range(topology.num_gpus or told + 1)
     return tuple(
         GpuPair(
             src=src,
             dst=dst,
-            path=topology.paths.get((f"GPU{src}", f"GPU{dst}"), ""),
+            path=topology.path(f"GPU{src}", f"GPU{dst}"),
             nvlink=status.get((src, dst)),
             read=reads.get((src, dst)),
         )
@@ -71,6 +84,11 @@ def _pairs_from_text(sources: Sources, topology: Topology) -> tuple[GpuPair, ...
         for dst in count
         if src != dst
     )
+
+
+def _require_few(count: int) -> None:
+    if count > _MAX_GPUS:
+        raise InvalidUsage(f"the capture tells of {count} GPUs; at most {_MAX_GPUS} are judged")
 
 
 def _with_numa(sources: Sources, gpu: Gpu, topology: Topology) -> Gpu:

@@ -1,6 +1,6 @@
 """Errors of the NVIDIA driver in the kernel's log.
 
-Xid codes and their meaning: NVIDIA's "Xid Errors" document.
+Xid codes and their meaning: NVIDIA's "Xid Errors" document; SXids: its Fabric Manager User Guide.
 """
 
 import os
@@ -11,7 +11,9 @@ from kvxfer.diagnose.facts import Xid, format_pci
 _KMSG = "/dev/kmsg"
 _RECORD_BYTES = 8192
 _MAX_RECORDS = 100_000
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)(?:, *(.*))?")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d{1,6})(?:, *(.*))?")
+# Of each event the driver writes a line with its severity in words; others hold registers.
+_SXID = re.compile(r"SXid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d{1,6}), ((?:Non-)?[Ff]atal,.*)")
 
 
 def read_kernel_log() -> str | None:
@@ -40,9 +42,14 @@ def read_kernel_log() -> str | None:
 
 
 def parse_xids(text: str) -> tuple[Xid, ...]:
-    """The Xids of a log, each code of a GPU once, with its first text."""
+    """The Xids and SXids of a log, each code of a device once, with its first text."""
     found: dict[tuple[str, int], Xid] = {}
-    for match in _XID.finditer(text):
-        pci, code = format_pci(match[1]), int(match[2])
-        found.setdefault((pci, code), Xid(code=code, pci=pci, text=(match[3] or "").strip()))
+    for line in text.splitlines():
+        of_switch = _SXID.search(line)
+        match = of_switch or _XID.search(line)
+        if match is None:
+            continue
+        pci, code, words = format_pci(match[1]), int(match[2]), (match[3] or "").strip()
+        xid = Xid(code=code, pci=pci, text=words, of_switch=of_switch is not None)
+        found.setdefault((pci, code), xid)
     return tuple(found.values())

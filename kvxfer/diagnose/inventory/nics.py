@@ -1,20 +1,30 @@
 """RDMA devices from ``/sys/class/infiniband``, and how near each is to each GPU."""
 
+import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from kvxfer.diagnose.facts import Gpu, Nic, NicPort, format_pci
 from kvxfer.diagnose.inventory.sources import Sources
 from kvxfer.diagnose.inventory.topo_text import Topology
+from kvxfer.errors import InvalidUsage
 
 _FOLDER = "/sys/class/infiniband"
 _DEVICES = "/sys/bus/pci/devices"
 _SOFTWARE = ("siw", "rxe")
+_RATE = re.compile(r"\d{1,6}(?:\.\d{1,3})?")
+_MAX_NICS = 1024
 
 
 def nics_of(sources: Sources, gpus: Sequence[Gpu], topology: Topology) -> tuple[Nic, ...]:
-    """All of them, the emulated ones marked; those that only a topology names have no ports."""
+    """All of them, the emulated ones marked; those that only a topology names have no ports.
+
+    Raises:
+        InvalidUsage: more than any node has.
+    """
     names = sources.below(_FOLDER) or topology.nics
+    if len(names) > _MAX_NICS:
+        raise InvalidUsage(f"the capture tells of {len(names)} RDMA devices; at most {_MAX_NICS}")
     return tuple(_nic(sources, name, gpus, topology) for name in names)
 
 
@@ -67,7 +77,7 @@ def _nic(sources: Sources, name: str, gpus: Sequence[Gpu], topology: Topology) -
 def _path(
     sources: Sources, name: str, pci: str, numa: int | None, gpu: Gpu, topology: Topology
 ) -> str:
-    told = topology.paths.get((f"GPU{gpu.index}", name))
+    told = topology.path(f"GPU{gpu.index}", name)
     if told:
         return told
     links = sources.links
@@ -91,10 +101,10 @@ def _port(sources: Sources, folder: str, number: str) -> NicPort:
 
     rate = field("rate").split()
     return NicPort(
-        number=int(number) if number.isdecimal() else 0,
+        number=int(number) if re.fullmatch(r"\d{1,4}", number) else 0,
         state=_after_colon(field("state")),
         physical_state=_after_colon(field("phys_state")),
-        gbit_per_s=float(rate[0]) if rate and rate[0].replace(".", "", 1).isdigit() else None,
+        gbit_per_s=float(rate[0]) if rate and _RATE.fullmatch(rate[0]) else None,
         link_layer=field("link_layer"),
     )
 

@@ -9,7 +9,8 @@ from kvxfer.diagnose.figures import NIC_GPU, NIC_HOST, Figure
 
 _NAME = re.compile(r"perftest-(.+)-(host|gpu)\.txt")
 _HEADER = re.compile(r"#bytes\s+#iterations\s+BW peak\[(\w+)/sec\]")
-_ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+[0-9.]+\s+([0-9.]+)(?:\s+[0-9.]+)?\s*")
+_NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
+_ROW = re.compile(rf"\s*(\d{{1,12}})\s+\d+\s+{_NUMBER}\s+({_NUMBER})(?:\s+{_NUMBER})?\s*")
 # perftest's MB are 2**20 bytes; with --report_gbits it prints 1e9 bits.
 _TO_GB_PER_S = {"MB": (1 << 20) / 1e9, "MiB": (1 << 20) / 1e9, "Gb": 1 / 8}
 _REFUSED = re.compile(r"(?:couldn't allocate|failed to create|can't create) mr", re.IGNORECASE)
@@ -53,4 +54,4 @@ def _rate(text: str) -> float | None:
     if not rows:
         return None
     largest = max(rows, key=lambda row: int(row[1]))
-    return float(largest[3]) * _TO_GB_PER_S[header[1]]
+    return float(largest[2]) * _TO_GB_PER_S[header[1]]

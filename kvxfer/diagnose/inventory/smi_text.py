@@ -8,9 +8,10 @@ from kvxfer.diagnose.facts import Fabric, Gpu, NvLink, PcieLink, format_pci
 
 _GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
 _FIELD = re.compile(r"( +)([^:]+?)\s*(?::\s(.*))?")
-_LINK_GPU = re.compile(r"GPU (\d+): (.*?)\s*\(UUID: ([^)]*)\)\s*")
-_LINK = re.compile(r"\s*Link (\d+):\s*(.*?)\s*")
-_RATE = re.compile(r"([0-9.]+) GB/s")
+_LINK_GPU = re.compile(r"GPU (\d{1,4}): (.*?)\s*\(UUID: ([^)]*)\)\s*")
+_LINK = re.compile(r"\s*Link (\d{1,4}):\s*(.*?)\s*")
+_NO_LINK = re.compile(r".*all links are inactive.*", re.IGNORECASE)  # instead of its links
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
 _UNKNOWN = {"", "n/a", "[n/a]", "unknown error", "requested functionality has been deprecated"}
 _Fields = dict[tuple[str, ...], str]
 
@@ -27,7 +28,10 @@ def parse_query(text: str) -> list[Gpu]:
 
 
 def parse_nvlink(text: str) -> list[Gpu]:
-    """The GPUs of ``nvidia-smi nvlink -s`` and their links; both spellings of an inactive one."""
+    """The GPUs of ``nvidia-smi nvlink -s`` and their links; both spellings of an inactive one.
+
+    Where the tool says of a GPU that all its links are inactive it counts none: one stands for all.
+    """
     found: list[tuple[Gpu, list[NvLink]]] = []
     for line in text.splitlines():
         if match := _LINK_GPU.fullmatch(line):
@@ -40,6 +44,8 @@ def parse_nvlink(text: str) -> list[Gpu]:
                 gb_per_s=float(rate[1]) if rate else None,
             )
             found[-1][1].append(link)
+        elif _NO_LINK.fullmatch(line) and found:
+            found[-1][1].append(NvLink(index=0, active=False))
     return [replace(gpu, links=tuple(links)) for gpu, links in found]
 
 
@@ -90,11 +96,20 @@ def _gpu_of(index: int, pci: str, fields: _Fields) -> Gpu:
 def _fabric_of(state: str, fields: _Fields) -> Fabric:
     return Fabric(
         state=state.lower(),
-        status=(_text(fields, "Fabric", "Status") or "success").lower(),
+        status=(_text(fields, "Fabric", "Status") or "").lower(),
         clique=_number(fields, "Fabric", "CliqueId"),
         cluster=_text(fields, "Fabric", "ClusterUUID") or "",
-        health=(_text(fields, "Fabric", "Health", "Summary") or "").lower(),
+        health=_fabric_health(fields),
     )
+
+
+def _fabric_health(fields: _Fields) -> str:
+    """The summary; drivers that print none tell of the bandwidth alone."""
+    summary = _text(fields, "Fabric", "Health", "Summary")
+    if summary is not None:
+        return summary.lower()
+    bandwidth = _text(fields, "Fabric", "Health", "Bandwidth")
+    return "" if bandwidth in (None, "Full") else f"{bandwidth.lower()} in bandwidth"
 
 
 def _text(fields: _Fields, *path: str) -> str | None:
@@ -103,5 +118,5 @@ def _text(fields: _Fields, *path: str) -> str | None:
 
 
 def _number(fields: _Fields, *path: str) -> int | None:
-    match = re.match(r"\d+", fields.get(path, ""))
-    return int(match[0]) if match else None
+    match = re.match(r"\d{1,10}\b|\d{1,3}x", fields.get(path, ""))
+    return int(match[0].removesuffix("x")) if match else None

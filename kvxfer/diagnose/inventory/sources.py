@@ -21,7 +21,10 @@ The folder's files, each of them optional:
 ======================= =====================================================================
 """
 
+import os
 import re
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +32,7 @@ import msgspec
 
 from kvxfer.diagnose.facts import Gpu, GpuPair
 from kvxfer.errors import InvalidUsage
+from kvxfer.units import format_bytes
 
 _NVML = "nvml.json"
 _SYSFS = "sysfs.txt"
@@ -46,7 +50,10 @@ TEXTS = (
     "cuda.txt",
 )
 _Kind = TypeVar("_Kind")
-_MAX_BYTES = 64 << 20
+# Far above those of any node; more would keep the checks busy for hours.
+_MAX_BYTES = 16 << 20
+_MAX_TEXTS = 256
+_MAX_INTEGER = 1 << 48
 # The parts of a path have no colons, but for PCI addresses.
 _PART = r"(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|pci[0-9a-f]{4}:[0-9a-f]{2}|[^:/]+)"
 _SYSFS_LINE = re.compile(rf"((?:/{_PART})+):(.*)")
@@ -82,6 +89,7 @@ class Sources(msgspec.Struct, kw_only=True):
         acs: PCI bridge -> ACS control register; None where that needs root.
         texts: name of the file -> what the tool printed.
         is_live: read off this machine now.
+        entries: folder -> names in it, made at the first question for them.
     """
 
     nvml: Nvml | None = None
@@ -90,31 +98,38 @@ class Sources(msgspec.Struct, kw_only=True):
     acs: dict[str, int] | None = None
     texts: dict[str, str] = {}
     is_live: bool = False
+    entries: dict[str, set[str]] = {}
 
     def below(self, folder: str) -> list[str]:
         """Names of the entries of a folder."""
-        start = folder.rstrip("/") + "/"
-        paths = [*self.files, *self.links]
-        names = {path[len(start) :].split("/")[0] for path in paths if path.startswith(start)}
-        return sorted(names)
+        if not self.entries:
+            self.entries = _entries_of([*self.files, *self.links])
+        return sorted(self.entries.get(folder.rstrip("/"), ()))
 
     def number(self, path: str) -> int | None:
-        """A file's integer, decimal or 0x; None where it is missing or none."""
+        """A file's integer, decimal or 0x; None where it is missing, none, or absurd."""
         try:
-            return int(self.files[path], 0)
+            value = int(self.files[path], 0)
         except (KeyError, ValueError):
             return None
+        return value if abs(value) < _MAX_INTEGER else None
 
 
 def read_folder(folder: Path) -> Sources:
     """Sources from a capture.
 
     Raises:
-        InvalidUsage: there is no such folder, or nothing in it that a capture has.
+        InvalidUsage: there is no such folder, or nothing in it that a capture has; a file of it
+            cannot be read, is too large, or is none.
     """
-    if not folder.is_dir():
-        raise InvalidUsage(f"{str(folder)!r} is no folder; name one that --capture wrote")
-    perftests = sorted(path.name for path in folder.glob(_PERFTEST))
+    try:
+        if not folder.is_dir():
+            raise InvalidUsage(f"{str(folder)!r} is no folder; name one that --capture wrote")
+        perftests = sorted(path.name for path in folder.glob(_PERFTEST))
+    except OSError as error:  # a name that is too long, a folder that may not be searched
+        raise InvalidUsage(f"cannot read {str(folder)!r}: {error.strerror}") from error
+    if len(perftests) > _MAX_TEXTS:
+        raise InvalidUsage(f"{str(folder)!r} has {len(perftests)} files of perftest; {_MAX_TEXTS}")
     found = {
         name: text
         for name in (_NVML, _SYSFS, _ACS, *TEXTS, *perftests)
@@ -179,19 +194,49 @@ def format_sysfs(sources: Sources) -> str:
     return "\n".join(lines) + "\n"
 
 
+def read_bytes(path: Path) -> bytes:
+    """A regular file of bounded size, which a capture or a report is.
+
+    Raises:
+        FileNotFoundError: there is none.
+        InvalidUsage: it cannot be read, is too large, or is a pipe or a device.
+    """
+    try:
+        # Without waiting for the other end of a pipe, which may never come.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as f:
+            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                raise InvalidUsage(f"{str(path)!r} is no regular file")
+            content = f.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InvalidUsage(f"cannot read {str(path)!r}: {error.strerror}") from error
+    if len(content) > _MAX_BYTES:
+        raise InvalidUsage(
+            f"{str(path)!r} has more than {format_bytes(_MAX_BYTES)}; cut it to what matters"
+        )
+    return content
+
+
 def _read(path: Path) -> str | None:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InvalidUsage(
-                f"{str(path)!r} has more than {_MAX_BYTES} bytes; cut it to what matters"
-            )
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return read_bytes(path).decode(errors="replace")
+    except FileNotFoundError:
         return None
 
 
 def _decode(text: str, kind: type[_Kind], name: str) -> _Kind:
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidUsage(f"{name} of the capture cannot be read: {error}") from error
+
+
+def _entries_of(paths: Sequence[str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        while name and name not in found.setdefault(folder, set()):
+            found[folder].add(name)
+            folder, _, name = folder.rpartition("/")
+    return found

@@ -28,6 +28,13 @@ _VENDORS = {
     "amazon ec2": "Amazon EC2",
 }
 _IOMMU_TYPES = {"identity": "passthrough", "dma": "translated", "dma-fq": "translated"}
+# What CUDA says of errors with which it does not start (cuGetErrorString): many programs print no
+# number, or a line number of their own first.
+_CUDA_WORDS = {
+    "system not yet initialized": 802,
+    "unsupported display driver / cuda driver combination": 803,
+    "no cuda-capable device is detected": 100,
+}
 _VERSION = re.compile(r"\b(\d{3,}(?:\.\d+)+)\b")
 
 
@@ -65,6 +72,9 @@ def _cuda(sources: Sources) -> tuple[int | None, str]:
     if sources.nvml is not None:
         return sources.nvml.cuda_status, sources.nvml.cuda_reason
     text = sources.texts.get("cuda.txt", "").strip()
+    lower = text.lower()
+    if found := [code for words, code in _CUDA_WORDS.items() if words in lower]:
+        return found[0], text
     match = re.search(r"(?:error|status|code)\D{0,3}(\d{1,3})\b", text, re.IGNORECASE)
     return (int(match[1]), text) if match else (None, text)
 
@@ -82,7 +92,7 @@ def _numa_nodes(sources: Sources) -> tuple[NumaNode, ...]:
     found = []
     for name in sources.below(_NODES):
         text = sources.files.get(f"{_NODES}/{name}/cpulist", "")
-        if name.startswith("node") and name[4:].isdecimal() and text:
+        if re.fullmatch(r"node\d{1,4}", name) and text:
             cpus = parse_cpulist(text)
             found.append(
                 NumaNode(index=int(name[4:]), cpus=cpus, usable_cpus=tuple(usable & set(cpus)))
@@ -91,12 +101,13 @@ def _numa_nodes(sources: Sources) -> tuple[NumaNode, ...]:
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
-    """``0-3,8`` as (0, 1, 2, 3, 8); parts that are no numbers are left out."""
-    cpus: list[int] = []
-    for match in re.finditer(r"(\d{1,6})(?:-(\d{1,6}))?", text):
-        first = int(match[1])
-        cpus.extend(range(first, int(match[2] or first) + 1))
-    return tuple(cpus)
+    """``0-3,8`` as (0, 1, 2, 3, 8); parts that are no numbers of CPUs are left out."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        if match := re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part):
+            first = int(match[1])
+            cpus.update(range(first, int(match[2] or first) + 1))
+    return tuple(sorted(cpus))
 
 
 def _nvidia_devices(sources: Sources, classes: tuple[str, ...]) -> tuple[str, ...] | None:

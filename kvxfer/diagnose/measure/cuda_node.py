@@ -94,6 +94,7 @@ class CudaNode:
             CudaError: a GPU has too little memory, or refuses.
         """
         self.area_bytes = area_bytes
+        self.num_queued = _NUM_QUEUED
         self.gpus = tuple(devices)
         self.memory = {gpu: GpuMemory(device, area_bytes) for gpu, device in devices.items()}
         self._peers: set[tuple[int, int]] = set()

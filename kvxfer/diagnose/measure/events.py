@@ -16,7 +16,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         devices: NVML index -> CUDA index of the GPUs; none = the host alone.
         pcis: NVML index -> PCI address.
         numa_cpus: NUMA node -> CPUs of it that may be used.
-        nics: RDMA devices that are up.
+        nic: an RDMA device, which is measured instead of all else; empty = none.
         area_bytes: of each of a GPU's two areas.
         host_bytes: of a copy between processes, or between host and GPU.
         rounds: timed for each figure.
@@ -27,7 +27,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     devices: dict[int, int] = {}
     pcis: dict[int, str] = {}
     numa_cpus: dict[int, tuple[int, ...]] = {}
-    nics: tuple[str, ...] = ()
+    nic: str = ""
     area_bytes: int
     host_bytes: int
     rounds: int

@@ -22,6 +22,10 @@ _WHAT = "host"
 
 def measure_host(task: Task, schedule: Schedule) -> None:
     """Inside one process first: the limit of what two of them can do."""
+
+    def key(kind: str, src: int, dst: int) -> tuple[str, str, str]:
+        return kind, numa_name(src), numa_name(dst)
+
     nodes = list(task.numa_cpus)
     ends = [(node, node) for node in nodes]
     ends += [end for other in nodes[1:] for end in ((nodes[0], other), (other, nodes[0]))]
@@ -31,10 +35,10 @@ def measure_host(task: Task, schedule: Schedule) -> None:
         try:
             if src == dst:
                 with _pair("loopback", src, dst, task) as pair:
-                    _measure(pair, schedule, LOCAL_MEMCPY, src, dst, shuffled=False)
+                    measure_pair(pair, schedule, key(LOCAL_MEMCPY, src, dst))
             with _pair("shm", src, dst, task) as pair:
-                _measure(pair, schedule, MEMCPY, src, dst, shuffled=False)
-                _measure(pair, schedule, PAGED_MEMCPY, src, dst, shuffled=True)
+                measure_pair(pair, schedule, key(MEMCPY, src, dst))
+                measure_pair(pair, schedule, key(PAGED_MEMCPY, src, dst), shuffled=True)
         except KvxferError as error:
             schedule.emit(Skipped(_WHAT, str(error)))
 
@@ -63,9 +67,10 @@ def _pair(transport: str, src: int, dst: int, task: Task) -> Iterator[Pair]:
         processes.close()
 
 
-def _measure(
-    pair: Pair, schedule: Schedule, kind: str, src: int, dst: int, *, shuffled: bool
+def measure_pair(
+    pair: Pair, schedule: Schedule, key: tuple[str, str, str], *, shuffled: bool = False
 ) -> None:
+    """A figure of all blocks of a pair, in their order or shuffled on either side."""
     random = np.random.default_rng(0)
 
     def order() -> NDArray[np.int64]:
@@ -86,4 +91,4 @@ def _measure(
             return plan.total_bytes, seconds, Wrong(1, str(error))
         return plan.total_bytes, seconds, Wrong(0)
 
-    schedule.measure((kind, numa_name(src), numa_name(dst)), one_round)
+    schedule.measure(key, one_round)

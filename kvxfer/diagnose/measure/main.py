@@ -15,6 +15,7 @@ from kvxfer.diagnose.measure.cuda_node import CudaNode
 from kvxfer.diagnose.measure.events import Ended, Event, Skipped, Task
 from kvxfer.diagnose.measure.host import measure_host
 from kvxfer.diagnose.measure.host_device import measure_host_device
+from kvxfer.diagnose.measure.nics import measure_nic
 from kvxfer.diagnose.measure.pairs import measure_crowds, measure_pairs
 from kvxfer.diagnose.measure.schedule import Schedule
 from kvxfer.errors import KvxferError
@@ -39,9 +40,13 @@ def main() -> int:
 
 
 def run_task(task: Task, emit: Callable[[Event], None]) -> None:
-    """All measurements of a task: the GPUs', then the host's."""
+    """All measurements of a task: the GPUs', then the host's; or those of a NIC alone."""
     deadline_s = time.monotonic() + task.budget_s
     schedule = Schedule(emit, task.rounds, deadline_s)
+    if task.nic:
+        measure_nic(task, schedule)
+        emit(Ended())
+        return
     if task.devices:
         try:
             _measure_gpus(task, schedule)

@@ -74,6 +74,11 @@ class GpuNode(Protocol):
         """Bytes of an area."""
         ...
 
+    @property
+    def num_queued(self) -> int:
+        """Times that :meth:`run` runs each copy."""
+        ...
+
     def fill(self, gpu: int, seed: int) -> None:
         """Write the pattern of ``seed`` over the source area of a GPU.
 
@@ -82,7 +87,7 @@ class GpuNode(Protocol):
         ...
 
     def run(self, copies: Sequence[Copy]) -> float:
-        """Run copies at once; seconds until the last is visible at its destination.
+        """Run copies at once, several times over; seconds of one time, until all are visible.
 
         Raises:
             KvxferError: one failed, or did not end in time.

@@ -102,12 +102,13 @@ def _measure_both_ways(
 
 
 def _pages_of_a_round(node: GpuNode, schedule: Schedule, src: int, dst: int) -> int:
-    """As many as the path copies in the time of a round; found by a short copy, twice."""
+    """As many as the path copies, as often as a round does, in its time; found by a short copy."""
     schedule.emit(Begun(ENGINE, gpu_name(src), gpu_name(dst)))
     most = node.area_bytes // PAGE_BYTES
     probe = Copy(src=src, dst=dst, run_by=src, num_pages=min(_PROBE_PAGES, most))
     seconds = min(node.run([probe]) for _ in range(2))
-    return max(probe.num_pages, min(most, int(probe.num_pages * ROUND_S / seconds)))
+    fitting = int(probe.num_pages * ROUND_S / (node.num_queued * seconds))
+    return max(probe.num_pages, min(most, fitting))
 
 
 def _measure(

@@ -6,7 +6,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -21,6 +21,7 @@ from kvxfer.diagnose.measure.events import (
     Task,
     decode_event,
 )
+from kvxfer.env import child_environment
 from kvxfer.errors import InvalidUsage
 
 _PROGRAM = (sys.executable, "-m", "kvxfer.diagnose.measure.main")
@@ -76,6 +77,7 @@ def run_measurements(
     task: Task,
     *,
     program: Sequence[str] = _PROGRAM,
+    variables: Mapping[str, str] | None = None,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Figures:
     """Figures of a task; a measurement that ends the process, or hangs it, has an error.
@@ -83,11 +85,17 @@ def run_measurements(
     Args:
         task: what to measure.
         program: what measures it, for tests.
+        variables: of its environment, over those of this process.
         tell: is told what is measured now.
     """
     collector = Collector(tell)
     process = subprocess.Popen(
-        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", start_new_session=True
+        program,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd="/",
+        env=child_environment(variables or {}),
+        start_new_session=True,
     )
     try:
         reason = _listen(process, task, collector)
