@@ -5,8 +5,10 @@ Load is `vllm bench serve`'s; see kvxfer/pd/load.
 
 import http.client
 import json
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -40,23 +42,35 @@ def get(url: str, path: str, timeout_s: float) -> str:
         NotAvailable: nobody answers there in time.
         TransferFailed: it answered with another status than 200.
     """
-    return _exchange("GET", url, path, None, timeout_s)
+    with _Exchange("GET", url, path, None, timeout_s) as exchange:
+        return exchange.text()
 
 
-def post(url: str, path: str, body: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-    """The JSON object that answers ``body``.
+def post_all(
+    url: str, path: str, bodies: Sequence[Mapping[str, Any]], timeout_s: float
+) -> list[dict[str, Any]]:
+    """The JSON objects that answer ``bodies``; all are sent before an answer is awaited.
+
+    No threads: Ctrl-C would wait for each. ``timeout_s`` holds for each answer in its turn.
 
     Raises:
         NotAvailable: nobody answers there in time.
         TransferFailed: it answered with another status than 200, or not with an object.
     """
-    text = _exchange("POST", url, path, body, timeout_s)
+    exchanges = [_Exchange("POST", url, path, body, timeout_s) for body in bodies]
+    with ExitStack() as stack:
+        for exchange in exchanges:
+            stack.enter_context(exchange)
+        return [_object(url + path, exchange.text()) for exchange in exchanges]
+
+
+def _object(where: str, text: str) -> dict[str, Any]:
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TransferFailed(f"{url}{path} answered what is no JSON: {error}") from error
+        raise TransferFailed(f"{where} answered what is no JSON: {error}") from error
     if not isinstance(answer, dict):
-        raise TransferFailed(f"{url}{path} answered {type(answer).__name__}, not an object")
+        raise TransferFailed(f"{where} answered {type(answer).__name__}, not an object")
     return answer
 
 
@@ -69,21 +83,27 @@ def is_healthy(url: str, timeout_s: float) -> bool:
     return True
 
 
-def complete(url: str, body: Mapping[str, Any], timeout_s: float) -> Answer:
+def complete(
+    url: str, body: Mapping[str, Any], timeout_s: float, *, most_s: float = math.inf
+) -> Answer:
     """Stream ``/v1/completions`` and time its chunks, as `vllm bench serve` does.
 
-    ``timeout_s`` holds for each chunk.
+    ``timeout_s`` holds for each chunk, ``most_s`` for all of them.
 
     Raises:
-        NotAvailable, TransferFailed: as :func:`post`; or the stream was cut off, or had no token.
+        NotAvailable, TransferFailed: as :func:`post_all`; or the stream was cut off, had no token,
+            or took longer than ``most_s``.
     """
     start_s = time.perf_counter()
     texts: list[str] = []
     times_s: list[float] = []
-    for event in _events(url, "/v1/completions", {**body, "stream": True}, timeout_s):
-        if choices := event.get("choices"):
-            times_s.append(time.perf_counter())
-            texts.append(str(choices[0].get("text") or ""))
+    with closing(_events(url, "/v1/completions", {**body, "stream": True}, timeout_s)) as events:
+        for event in events:
+            if time.perf_counter() - start_s > most_s:
+                raise NotAvailable(f"{url} still answers after {most_s:g} s; give it more time")
+            if choices := event.get("choices"):
+                times_s.append(time.perf_counter())
+                texts.append(str(choices[0].get("text") or ""))
     if not times_s:
         raise TransferFailed(f"{url} answered without a token; see the engine's log")
     gaps_s = (later - earlier for earlier, later in pairwise(times_s))
@@ -92,9 +112,10 @@ def complete(url: str, body: Mapping[str, Any], timeout_s: float) -> Answer:
 
 def _events(
     url: str, path: str, body: Mapping[str, Any], timeout_s: float
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """The JSON objects of server-sent events, up to ``[DONE]``."""
-    with _Exchange("POST", url, path, body, timeout_s) as response:
+    with _Exchange("POST", url, path, body, timeout_s) as exchange:
+        response = exchange.response()
         while line := response.readline(_MAX_LINE_BYTES):
             if not line.startswith(b"data: "):
                 continue
@@ -109,18 +130,8 @@ def _events(
     raise TransferFailed(f"{url}{path}: the stream ended without [DONE]; see the engine's log")
 
 
-def _exchange(
-    method: str, url: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
-) -> str:
-    with _Exchange(method, url, path, body, timeout_s) as response:
-        data = response.read(_MAX_REPLY_BYTES)
-        if response.length:  # announced and not there, which a bounded read does not tell
-            raise http.client.IncompleteRead(data, response.length)
-        return data.decode(errors="replace")
-
-
 class _Exchange:
-    """One request; inside the ``with`` block its response, whose status is 200.
+    """One request, sent at the start of a ``with`` block; inside of it its response.
 
     Errors of the network, there and inside, come out as kvxfer's.
     """
@@ -134,22 +145,37 @@ class _Exchange:
         self._where = f"{url}{path}"
         self._request = (method, path, None if body is None else json.dumps(body))
         self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        self._response: http.client.HTTPResponse | None = None
 
-    def __enter__(self) -> http.client.HTTPResponse:
+    def response(self) -> http.client.HTTPResponse:
+        """The response, whose status is 200."""
+        self._response = response = self._connection.getresponse()
+        if response.status != http.client.OK:
+            text = response.read(4096).decode(errors="replace")
+            raise TransferFailed(f"{self._where} answered {response.status}: {text}")
+        return response
+
+    def text(self) -> str:
+        """All of the response."""
+        response = self.response()
+        data = response.read(_MAX_REPLY_BYTES)
+        if response.length:  # announced and not there, which a bounded read does not tell
+            raise http.client.IncompleteRead(data, response.length)
+        return data.decode(errors="replace")
+
+    def __enter__(self) -> "_Exchange":
         try:
             method, path, body = self._request
             self._connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = self._connection.getresponse()
-            if response.status != http.client.OK:
-                text = response.read(4096).decode(errors="replace")
-                raise TransferFailed(f"{self._where} answered {response.status}: {text}")
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
-        return response
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._connection.close()
+        if self._response is not None:
+            self._response.close()  # which holds the socket where the server closes after it
         if isinstance(error, OSError | http.client.HTTPException):
             raise NotAvailable(f"{self._where} does not answer: {error!r}") from error
         if isinstance(error, json.JSONDecodeError):

@@ -6,11 +6,13 @@ A folder a run, a folder a set-up in it, three files a measured point's worth of
     DIR/SETUP/c16-i8192-o1024.json        what ``vllm bench serve --save-detailed`` wrote, untouched
     DIR/SETUP/c16-i8192-o1024.point.json  PDPoint: how it was measured
 
+At a finite rate, a point's name goes on with it: ``-r2.5``, ``-b0.5`` where arrivals are burstier
+or more even than a Poisson process, and ``-tNAME`` where a trace is replayed.
+
 A point's own record is written last, so that a point is whole where that file is: a run that was
 cut off goes on with the points that have none. Fields are only ever added within version 1.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, TypeVar
@@ -18,6 +20,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 
 from kvxfer.errors import InvalidUsage
+from kvxfer.whole_file import write_whole
 
 SETUP_SCHEMA = "kvxfer.pd-setup/1"
 POINT_SCHEMA = "kvxfer.pd-point/1"
@@ -30,10 +33,17 @@ Connector: TypeAlias = Literal["kvxfer", "nixl", "lmcache", "none"]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0)]
+_Rate: TypeAlias = Annotated[float, msgspec.Meta(ge=1e-3, le=9e4)]
+_Trace: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_]{0,40}$")]
 _Record = TypeVar("_Record", "PDSetup", "PDPoint")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-_STEM = re.compile(r"c[1-9][0-9]{0,8}-i[1-9][0-9]{0,8}-o[1-9][0-9]{0,8}")
+_STEM = re.compile(
+    r"c[1-9][0-9]{0,8}-i[1-9][0-9]{0,8}-o[1-9][0-9]{0,8}"
+    r"(-r[0-9.]{1,12})?(-b[0-9.]{1,12})?(-t[A-Za-z0-9_]{1,40})?"
+)
+MIN_RATE, MAX_RATE = 1e-3, 9e4
+"""Requests a second, and likewise the shape of a gamma distribution."""
 
 
 class PDSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +84,10 @@ class PDSetup(msgspec.Struct, frozen=True, kw_only=True):
 class PDPoint(msgspec.Struct, frozen=True, kw_only=True):
     """How one point of load was measured; ``isl`` and ``osl`` are tokens in and out.
 
+    ``request_rate`` is requests a second, None = as fast as ``concurrency`` lets them; of a trace
+    it is their mean, and so are ``isl`` and ``osl``. ``burstiness`` is the shape of the gamma
+    distribution of the times between arrivals: 1 is a Poisson process, less is burstier. ``trace``
+    names what was replayed, empty where prompts are of one size.
     ``served_prompt_tokens`` and ``served_output_tokens`` are what the engines that answer the
     client counted themselves meanwhile, None where nobody asked them. ``findings`` are faults of
     the client that the run saw.
@@ -84,6 +98,9 @@ class PDPoint(msgspec.Struct, frozen=True, kw_only=True):
     num_prompts: _Positive
     isl: _Positive
     osl: _Positive
+    request_rate: _Rate | None = None
+    burstiness: _Rate = 1.0
+    trace: _Trace = ""
     command: list[str] = []
     duration_s: _Seconds = 0.0
     served_prompt_tokens: _Count | None = None
@@ -93,13 +110,15 @@ class PDPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stem(self) -> str:
-        """The name of its files, without their suffix."""
-        return stem_of(self.concurrency, self.isl, self.osl)
-
-
-def stem_of(concurrency: int, isl: int, osl: int) -> str:
-    """The name of a point's files, without their suffix: ``c16-i8192-o1024``."""
-    return f"c{concurrency}-i{isl}-o{osl}"
+        """The name of its files, without their suffix: ``c16-i8192-o1024-r2.5``."""
+        parts = [f"c{self.concurrency}-i{self.isl}-o{self.osl}"]
+        if self.request_rate is not None:
+            parts.append(f"r{self.request_rate:g}")
+        if self.burstiness != 1.0:
+            parts.append(f"b{self.burstiness:g}")
+        if self.trace:
+            parts.append(f"t{self.trace}")
+        return "-".join(parts)
 
 
 def bench_path(folder: Path, point: PDPoint) -> Path:
@@ -172,9 +191,7 @@ def find_points(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _save(path: Path, record: PDSetup | PDPoint) -> Path:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-    return draft.replace(path)  # a reader sees the whole file or none
+    return write_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
 def _load(path: Path, kind: type[_Record]) -> _Record:

@@ -1,7 +1,8 @@
 """Tests with real vLLM engines on a CPU; skipped where vLLM is not installed.
 
-``KVXFER_E2E_PROMPTS`` sets how many random prompts are compared, 30 by default, and
-``KVXFER_E2E_TRANSPORT`` the transport between the engines, ``auto`` by default.
+Engines are joined by the transport that ``auto`` takes, and for tests marked ``every_transport`` by
+those that reach other hosts. ``KVXFER_E2E_TRANSPORT`` names one for all tests, and
+``KVXFER_E2E_PROMPTS`` says how many random prompts are compared, 30 by default.
 """
 
 import os
@@ -12,10 +13,24 @@ from pathlib import Path
 import pytest
 from vllm_engines import START_S, Pair
 
+from kvxfer import available_transports
 from kvxfer.pd.models import find_model
 
+_FAR = ("ucx", "nixl")
 _FOLDER = Path(__file__).parent
 _LIMIT_S = 2 * START_S  # the first test waits for the engines
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "every_transport: also with engines joined by ucx and nixl")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "pair" in metafunc.fixturenames:
+        every = metafunc.definition.get_closest_marker("every_transport") is not None
+        asked_for = os.environ.get("KVXFER_E2E_TRANSPORT")
+        transports = [asked_for] if asked_for else ["auto", *(_FAR if every else ())]
+        metafunc.parametrize("pair", transports, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,14 +56,19 @@ def num_prompts() -> int:
 
 
 @pytest.fixture(scope="session")
-def pair(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Pair]:
     """Two engines with prefix caches; the first computes prompts in chunks of 512 tokens."""
+    transport = str(request.param)
+    if transport in _FAR and not (found := available_transports()[transport]).available:
+        pytest.skip(f"{transport}: {found.reason}")
     made = Pair(
         tiny,
         tmp_path_factory.mktemp("pair"),
         on_failure="recompute",
         receive_timeout_s=6.0,
-        transport=os.environ.get("KVXFER_E2E_TRANSPORT", "auto"),
+        transport=transport,
         prefill=["--max-num-batched-tokens", "512"],
     )
     try:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import vllm_stand_in
-from vllm_engines import GUARD_S, Pair, texts
+from vllm_engines import Pair, texts
 from vllm_fakes import receive_params, send_params
-from waiting import eventually
+from waiting import GUARD_S, eventually
 
 from kvxfer.connectors.vllm.params import attempt_id
 
@@ -87,6 +87,7 @@ def test_a_decode_leg_whose_client_leaves_frees_both(pair: Pair) -> None:
     assert time.monotonic() - began_s < GUARD_S
 
 
+@pytest.mark.every_transport
 def test_a_prefill_engine_that_dies_half_way_is_made_up_for(pair: Pair) -> None:
     asked, transfer_id = body(4), pair.new_id()
     name = attempt_id(transfer_id, 1, pair.decode.page_format())

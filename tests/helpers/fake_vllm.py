@@ -7,9 +7,11 @@ and /v1/completions; ``--fake`` (an engine argument) tells it to fail:
     never   runs and is never healthy
     dies    ends after its first completion
     stalls  never answers a completion
+    slow    takes seconds to end, once it was asked to
 
 Each server starts a worker as the real one does, here the worst kind: a session of its own, deaf to
-SIGTERM. Both write their process id into $FAKE_VLLM_PIDS.
+SIGTERM. Both write their process id into $FAKE_VLLM_PIDS; beside that folder lies what happened:
+``stalled``, ``asked to end``, ``ended by itself``.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from urllib.request import Request, urlopen
 
 PIDS = "FAKE_VLLM_PIDS"
 REASON = "the fake engine was told to crash"
+_SLOW_S = 7.0  # the launcher has patience for 10
 _WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
@@ -66,12 +69,24 @@ def serve(words: list[str]) -> None:
     worker = subprocess.Popen([sys.executable, "-c", _WORKER], start_new_session=True)
     for pid in (os.getpid(), worker.pid):
         (Path(os.environ[PIDS]) / str(pid)).touch()
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: _end(_SLOW_S if args.fake == "slow" else 0.0))
     print("max_num_batched_tokens=2048", flush=True)
     if args.fake == "never":
         time.sleep(600)
     Handler.mode, Handler.model = args.fake, args.served_model_name
     http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()
+
+
+def note(what: str) -> None:
+    """Let a test know."""
+    (Path(os.environ[PIDS]).parent / what).touch()
+
+
+def _end(after_s: float) -> None:
+    note("asked to end")
+    time.sleep(after_s)
+    note("ended by itself")
+    os._exit(0)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -99,6 +114,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.mode == "stalls":
+            note("stalled")
             time.sleep(600)
         prompt = body["prompt"]
         num_in = len(prompt if isinstance(prompt, list) else prompt.split())
@@ -134,10 +150,13 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", required=True)
     for name in ("backend", "endpoint", "dataset-name", "request-rate", "temperature",
                  "ready-check-timeout-sec", "num-warmups", "percentile-metrics",
-                 "metric-percentiles", "fake-client"):  # fmt: skip
+                 "metric-percentiles", "fake-client", "burstiness", "dataset-path",
+                 "timed-trace-chunk-hash-size", "timed-trace-sec-multiplier"):  # fmt: skip
         parser.add_argument(f"--{name}")
-    for name in ("random-input-len", "random-output-len", "num-prompts", "max-concurrency"):
+    for name in ("num-prompts", "max-concurrency"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("random-input-len", "random-output-len"):  # not of a trace
+        parser.add_argument(f"--{name}", type=int, default=8)
     for name in ("save-result", "save-detailed", "ignore-eos", "disable-tqdm"):
         parser.add_argument(f"--{name}", action="store_true")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fake_vllm import PIDS, write_site
 from free_ports import free_base
+from waiting import eventually
 
 DEADLINE_S = 60.0
 OFFSETS = (0, 1, 100, 101, 200, 300, 400, 500, 700)  # the ports that a small set-up takes
@@ -63,6 +64,14 @@ class Fake:
     def running(self) -> list[int]:
         """Engines and workers that are still there."""
         return [int(path.name) for path in self.pids.iterdir() if is_running(int(path.name))]
+
+    def has_happened(self, what: str) -> bool:
+        """Whether an engine noted ``what``."""
+        return (self.pids.parent / what).exists()
+
+    def wait_for(self, what: str) -> None:
+        """Until an engine notes ``what``."""
+        eventually(lambda: self.has_happened(what), f"no engine {what}", DEADLINE_S)
 
     def wait_gone(self) -> list[int]:
         """What is left once nothing more ends, or at the deadline."""

@@ -7,34 +7,32 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
 from free_ports import free_ports
+from openai_server import MODEL, Server
 from vllm_fakes import receive_params, send_params
+from waiting import GUARD_S
 
 START_S = 240.0
-GUARD_S = 60.0
 TINY = {"num_layers": 4, "num_kv_heads": 2, "head_dim": 64}  # of the model "tiny"
 BLOCK_TOKENS = 128  # of vLLM on a CPU
 
 
-class Engine:
+class Engine(Server):
     """``python -m vllm.entrypoints.openai.api_server`` on one CPU core."""
 
     def __init__(
         self, model: Path, log: Path, *, core: int, transfer: Mapping[str, Any], args: Sequence[str]
     ) -> None:
-        (self.port,) = free_ports(1)
+        super().__init__(*free_ports(1))
         self._log = log
         words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        words += ["--model", str(model), "--served-model-name", "m", "--host", "127.0.0.1"]
+        words += ["--model", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1"]
         words += ["--port", str(self.port), "--dtype", "float32", "--max-model-len", "4096"]
         words += ["--enforce-eager", "--kv-transfer-config", json.dumps(transfer), *args]
         environment = os.environ | {
@@ -57,7 +55,7 @@ class Engine:
 
     def _is_up(self) -> bool:
         try:
-            return self._get("/health") == ""
+            return self.get("/health") == ""
         except OSError:
             return False
 
@@ -69,41 +67,6 @@ class Engine:
         found = re.search(r"groups, (\S+) pages of", self._log.read_text(errors="replace"))
         assert found, self.tail()
         return found[1]
-
-    def ask(self, body: Mapping[str, Any], path: str = "/v1/completions") -> Any:
-        """The reply to a request; an error of the server is raised."""
-        with self.replying(body, path) as reply:
-            text = reply.read()
-            assert reply.status == 200, text
-            return json.loads(text)
-
-    @contextmanager
-    def replying(
-        self, body: Mapping[str, Any], path: str = "/v1/completions"
-    ) -> Iterator[HTTPResponse]:
-        """A reply that is not read yet."""
-        connection = self.send_only(body, path)
-        try:
-            yield connection.getresponse()
-        finally:
-            connection.close()
-
-    def send_only(self, body: Mapping[str, Any], path: str = "/v1/completions") -> HTTPConnection:
-        """A request whose reply nobody waits for; closing the connection aborts it."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=GUARD_S)
-        text = json.dumps({"model": "m", **body})
-        connection.request("POST", path, text, {"Content-Type": "application/json"})
-        return connection
-
-    def metric(self, name: str) -> float:
-        """A figure of ``/metrics``, summed over its labels."""
-        found = [
-            float(line.rpartition(" ")[2])
-            for line in self._get("/metrics").splitlines()
-            if line.partition("{")[0] == name
-        ]
-        assert found, f"no metric {name}"
-        return sum(found)
 
     def is_drained(self) -> bool:
         """Whether no request is open and no block in use."""
@@ -119,10 +82,6 @@ class Engine:
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
         self._process.wait(20)
-
-    def _get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as reply:
-            return str(reply.read().decode())
 
 
 class Pair:
@@ -140,7 +99,7 @@ class Pair:
         **settings: Any,
     ) -> None:
         self.transport = transport
-        init, alloc = free_ports(2)
+        self.channels = init, alloc = free_ports(2)
         self.addresses = {"init": f"tcp://127.0.0.1:{init}", "alloc": f"tcp://127.0.0.1:{alloc}"}
         loaded = {
             "kv_connector": "KvxferConnector",
@@ -201,6 +160,37 @@ class Pair:
     def stop(self) -> None:
         self.prefill.stop()
         self.decode.stop()
+
+
+class Front(Server):
+    """``kvxfer pd proxy`` before a pair. A context manager."""
+
+    def __init__(self, pair: Any, *more: str) -> None:
+        init, alloc = pair.channels
+        ports = {
+            "--port": 0,
+            "--prefiller-port": pair.prefill.port,
+            "--decoder-port": pair.decode.port,
+            "--decoder-init-port": init,
+            "--decoder-alloc-port": alloc,
+        }
+        words = [str(word) for pair in ports.items() for word in pair]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "kvxfer", "pd", "proxy", *words, *more],
+            cwd="/",
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        super().__init__(int(json.loads(line)["url"].rpartition(":")[2]))
+
+    def __enter__(self) -> "Front":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=GUARD_S)
 
 
 def texts(reply: Any) -> list[tuple[str, str]]:

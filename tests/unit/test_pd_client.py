@@ -76,13 +76,31 @@ def test_what_is_no_answer_is_one_of_our_errors(sent: bytes, kind: type[Exceptio
 
 def test_an_answer_cut_short_is_seen() -> None:
     with answering(reply("{}", length=100)) as url, pytest.raises(NotAvailable):
-        client.post(url, "/x", {}, 10.0)
+        client.post_all(url, "/x", [{}], 10.0)
+
+
+def test_all_requests_are_sent_before_an_answer_is_awaited() -> None:
+    def serve() -> None:
+        peers = [listener.accept()[0] for _ in range(3)]
+        for number, peer in enumerate(peers):
+            while not peer.recv(65536).endswith(b"}"):
+                pass
+            peer.sendall(reply(f'{{"number": {number}}}'))
+            peer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        answers = client.post_all(url, "/x", [{"a": 1}] * 3, 10.0)
+        thread.join(10.0)
+    assert [one["number"] for one in answers] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("body", ["[]", "{", "[" * 100_000])
 def test_an_answer_that_is_no_object_is_refused(body: str) -> None:
     with answering(reply(body)) as url, pytest.raises(TransferFailed):
-        client.post(url, "/x", {}, 10.0)
+        client.post_all(url, "/x", [{}], 10.0)
 
 
 def test_nobody_is_not_healthy_and_neither_is_who_never_answers() -> None:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tuning_profiles import profile_of
 
 from kvxfer.connectors.vllm.config import read_config
 from kvxfer.pd.launch.engines import Program, engine_programs, proxy_program
@@ -11,6 +12,8 @@ from kvxfer.pd.launch.ports import PortPlan
 from kvxfer.pd.launch.python_site import PythonSite
 from kvxfer.pd.launch.spec import parse_setup
 from kvxfer.pd.models import ServedModel
+from kvxfer.transport import tuned
+from kvxfer.tuning import Section
 
 GPU = PythonSite("/py", is_cpu=False, has_flashinfer=False, versions={})
 CPU = PythonSite("/py", is_cpu=True, has_flashinfer=False, versions={})
@@ -65,6 +68,15 @@ def test_copies_on_a_cpu_have_the_threads_of_their_cores(monkeypatch: pytest.Mon
     assert "num_threads" not in transfer(programs("a=pd")[0])["kv_connector_extra_config"]
 
 
+def test_a_tuning_profile_has_fewer_threads_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    for num_threads, used in ((1, 1), (64, 4)):
+        section = Section(transport="shm", memory="private", num_threads=num_threads)
+        with tuned.using(profile_of(section)):
+            (first, _) = programs("a=pd", CPU)
+        assert transfer(first)["kv_connector_extra_config"]["num_threads"] == used
+
+
 def test_two_decode_engines_share_no_channel() -> None:
     ports = [port for program in programs("a=pd,decode=2,decode-tp=2") for port in program.ports]
     assert len(set(ports)) == len(ports)
@@ -79,7 +91,10 @@ def test_engines_of_nixl_have_a_side_channel_each() -> None:
 
 
 def test_engines_of_lmcache_have_their_roles() -> None:
-    prefill, decode = (one.environment for one in programs("a=pd,connector=lmcache,decode-tp=2"))
+    engines = programs("a=pd,connector=lmcache,decode-tp=2")
+    own = [transfer(one)["kv_connector_extra_config"] for one in engines]
+    assert [one.get("skip_last_n_tokens") for one in own] == [None, 1]
+    prefill, decode = (one.environment for one in engines)
     assert (prefill["LMCACHE_PD_ROLE"], decode["LMCACHE_PD_ROLE"]) == ("sender", "receiver")
     assert prefill["LMCACHE_PD_PROXY_PORT"] == "7500"
     assert decode["LMCACHE_PD_PEER_INIT_PORT"] == "7300,7301"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pd_programs import DEADLINE_S, is_running
 
-from kvxfer.pd.launch.child import Child, close_all
+from kvxfer.pd.launch.child import Child
 
 # A program whose worker has a session of its own, ignores SIGTERM, and outlives it.
 PROGRAM = """
@@ -103,28 +103,6 @@ def test_a_program_follows_a_guard_that_is_killed(tmp_path: Path) -> None:
         os.kill(guard, signal.SIGKILL)
         wait_gone([program])
         os.kill(worker, signal.SIGKILL)  # nobody is left to know of it: say so if this changes
-
-
-def test_several_end_at_once_and_ctrl_c_is_told_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    children = [start(tmp_path / name) for name in ("a", "b")]
-    pids = [pid for child in children for pid in pids_of(child)]
-    closes = []
-
-    def interrupted(self: Child) -> None:
-        closes.append(self)
-        if len(closes) == 1:
-            raise KeyboardInterrupt
-        real(self)
-
-    real = Child.close
-    monkeypatch.setattr(Child, "close", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        close_all(children)
-    assert not any(map(is_running, pids))
 
 
 def test_the_tail_is_the_end_of_the_log(tmp_path: Path) -> None:

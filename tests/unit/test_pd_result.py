@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvxfer.errors import InvalidUsage
@@ -32,6 +33,9 @@ SETUP = PDSetup(
     prefill_tp=2,
     decode_tp=4,
     environment={"gpu": "none"},
+)
+AT_A_RATE = PDPoint(
+    concurrency=64, num_prompts=30, isl=8, osl=2, request_rate=0.5, burstiness=0.25, trace="a_b"
 )
 POINT = PDPoint(concurrency=4, num_prompts=40, isl=8192, osl=1024, notes=["one"])
 REPLIES: dict[str, Any] = {
@@ -174,3 +178,26 @@ def test_a_result_without_details_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"duration": 1.0, "completed": 2}))
     with pytest.raises(InvalidUsage, match="ttfts"):
         load_bench(path)
+
+
+def test_a_point_at_a_rate_is_another_one(tmp_path: Path) -> None:
+    save_setup(tmp_path, SETUP)
+    path = save_point(tmp_path, AT_A_RATE)
+    assert path.name == "c64-i8-o2-r0.5-b0.25-ta_b.point.json"
+    assert load_point(path) == AT_A_RATE
+    bench_path(tmp_path, AT_A_RATE).write_text("{}")
+    assert is_measured(tmp_path, AT_A_RATE)
+    assert not is_measured(tmp_path, msgspec.structs.replace(AT_A_RATE, request_rate=None))
+    path.unlink()
+    assert find_points(tmp_path) == ([], [bench_path(tmp_path, AT_A_RATE)])  # cut off
+
+
+@pytest.mark.parametrize(
+    "fields", [{"request_rate": 0.0}, {"burstiness": 1e6}, {"trace": "../x"}, {"trace": "x" * 41}]
+)
+def test_a_rate_or_trace_that_is_none_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    wrong = msgspec.to_builtins(AT_A_RATE) | fields
+    path = tmp_path / "x.point.json"
+    path.write_text(json.dumps(wrong))
+    with pytest.raises(InvalidUsage, match=next(iter(fields))):
+        load_point(path)

@@ -1,5 +1,6 @@
 """The decode side in a worker: each placed request ends once, and not before its last writer."""
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ TOKENS = range(40)
 TABLES = (Table((7, 8, 9), 0),)
 FAILED = Ended("r", frozenset({7, 8, 9}), is_failed=True)
 LATER_S = 1e9
+SOON_S = 1.0  # from now; a sender that never came is awaited for 100 s
 
 
 class Side(ReceiveSide):
@@ -162,6 +164,24 @@ def test_an_attempt_that_ends_while_it_waits_is_forgotten() -> None:
     side.notice(2, "its sender left")
     assert answer_of(waiting) is None
     assert side.take_ended(LATER_S) == [FAILED]
+
+
+def test_a_request_whose_sender_left_before_it_was_placed_fails_soon() -> None:
+    side = Side()
+    side.offer(1)
+    side.notice(1, "its sender left")
+    side.place()
+    assert side.take_ended(time.monotonic() + SOON_S) == [FAILED]
+
+
+def test_an_attempt_after_one_that_left_before_the_request_was_placed_is_awaited() -> None:
+    side = Side()
+    side.offer(1)
+    side.notice(1, "a later attempt takes its place")
+    waiting = side.offer(2)
+    side.place()
+    assert isinstance(answer_of(waiting), Granted)
+    assert side.take_ended(time.monotonic() + SOON_S) == []
 
 
 def test_blocks_in_quarantine_are_held_back() -> None:

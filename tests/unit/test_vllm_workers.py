@@ -1,11 +1,14 @@
 """A prefill and a decode worker without vLLM: every way a hand-over can go, and its bytes."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from vllm_fake_engine import LAYERS, FakeEngine, kv_of
 from vllm_fakes import blocks, receive_params, request, send_params, step
+
+from kvxfer.connectors.vllm import worker_side
 
 N = 100  # tokens of a prompt; all but the last are sent
 SRC, DST = list(range(2, 9)), [5, 3]  # seven blocks of 16, two of 64
@@ -198,6 +201,27 @@ def test_a_decoder_without_a_prefill_fails_in_time() -> None:
         assert (ended.is_failed, ended.failed_block_ids) == (True, frozenset(DST))
     finally:
         decode.close()
+
+
+def test_a_decoder_that_was_silent_for_too_long_does_not_wait_for_who_gave_it_up(
+    decode: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = partial(worker_side.SendLimits, silent_s=0.3, connect_s=0.3)
+    monkeypatch.setattr(worker_side, "SendLimits", limits)
+    prefill = FakeEngine("send")
+    try:
+        side = decode.worker._receive
+        assert side is not None
+        with side._lock:  # the thread that serves senders stands still
+            made = admit(prefill, decode)
+            prefill_all(prefill)
+            freed(prefill, made)
+        assert prefill.worker.counters.take()["num_failed_sends"] == 1
+        prefill.close()  # once the decoder has heard that it left
+        place(decode)
+        assert received(decode).is_failed  # and not after the 120 s that others are awaited
+    finally:
+        prefill.close()
 
 
 def test_two_prompts_that_differ_in_length_are_refused(

@@ -24,7 +24,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         alloc_ports: as many.
         key_file: the key that both engines hold; needed beyond loopback.
         insecure: bind beyond loopback without a key.
-        num_threads: threads of copies on hosts; None = all CPUs, at most 8.
+        num_threads: threads of copies on hosts; None = the measured best.
         num_sms: SMs of a copy on GPUs; 0 = the measured best.
         on_failure: what becomes of a request whose KV did not arrive: ``recompute`` it on the
             decoder, or ``fail`` it. Empty = vLLM's own ``kv_load_failure_policy``.

@@ -104,6 +104,9 @@ class ReceiveSide:
         self._incoming: dict[str, _Incoming] = {}
         self._asking: dict[str, _Asking] = {}  # what the scheduler has not placed yet
         self._closed: OrderedDict[str, str] = OrderedDict()
+        self._left: OrderedDict[str, str] = (
+            OrderedDict()
+        )  # whose sender left before they were placed
         self._deadlines: list[tuple[float, str]] = []  # a heap
         self._ended: list[Ended] = []
         self._abort: Callable[[str, str], None] = lambda request_id, reason: None
@@ -147,6 +150,7 @@ class ReceiveSide:
             if incoming is None:
                 _refuse(self._asking.get(transfer_id))
                 self._asking[transfer_id] = asking
+                self._left.pop(transfer_id, None)
             elif number <= incoming.number or incoming.is_given_up:
                 return Refused(f"attempt {incoming.number} or the decoder's end came before it")
             elif incoming.writing is None:
@@ -163,6 +167,7 @@ class ReceiveSide:
         with self._lock:
             if _is_of(self._asking.get(transfer_id), notice):
                 del self._asking[transfer_id]
+                _keep(self._left, transfer_id, notice.reason)
             incoming = self._incoming.get(transfer_id)
             if incoming is None:
                 return
@@ -201,6 +206,9 @@ class ReceiveSide:
             if transfer_id in self._closed:
                 self._end(incoming, self._closed[transfer_id])
                 return
+            if transfer_id in self._left:  # only the next attempt may come yet
+                incoming.reason = self._left.pop(transfer_id)
+                incoming.end_s = now_s + _SUCCESSOR_S
             heapq.heappush(self._deadlines, (incoming.end_s, transfer_id))
             asking = self._asking.pop(transfer_id, None)
             if asking is not None:
@@ -297,9 +305,14 @@ class ReceiveSide:
             )
 
     def _close(self, transfer_id: str, reason: str) -> None:
-        self._closed[transfer_id] = reason
-        if len(self._closed) > _MAX_KEPT:
-            self._closed.popitem(last=False)
+        self._left.pop(transfer_id, None)
+        _keep(self._closed, transfer_id, reason)
+
+
+def _keep(reasons: OrderedDict[str, str], transfer_id: str, reason: str) -> None:
+    reasons[transfer_id] = reason
+    if len(reasons) > _MAX_KEPT:
+        reasons.popitem(last=False)
 
 
 def _refuse(asking: _Asking | None, reason: str = "a later attempt takes its place") -> None:

@@ -50,7 +50,7 @@ class _Ready:
 
 
 class SendSide:
-    """Sends what a step computes. Nothing here waits: copies run on the sender's thread."""
+    """Sends what a step computes. Nothing here waits: copies run on the sender's threads."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from kvxfer.connectors.vllm.send_side import SendSide
 from kvxfer.connectors.vllm.step import StepPlan
 from kvxfer.memory import KVCache
 from kvxfer.session import ReceiveLimits, Receiver, Sender, SendLimits
-from kvxfer.transport import After, Tuning
+from kvxfer.transport import After, Tuning, tuned
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class WorkerSide:
             pages.block_units * pages.unit_tokens,
             f"received at {self._receiver.addresses}" if self._receiver else "sent",
         )
+        _log.info("tuning profile: %s", tuned.in_use().text)
 
     @property
     def device(self) -> int:
@@ -153,6 +154,7 @@ def _sender(config: ConnectorConfig, cache: KVCache) -> Sender:
         bind_host=config.bind_host,
         key=config.key(),
         insecure=config.insecure,
-        # A decoder that was lost knows the request no more, or has ended it: no second try.
-        limits=SendLimits(reserve_s=timeout_s, move_s=timeout_s, num_attempts=1),
+        # A decoder that was lost may just have been silent: if it has not heard of the request, it
+        # takes it from a second try; if it has, it has ended it, and refuses.
+        limits=SendLimits(reserve_s=timeout_s, move_s=timeout_s, num_attempts=2),
     )

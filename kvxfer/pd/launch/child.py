@@ -1,16 +1,21 @@
 """One process of a set-up: its guard, its log, its end."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from kvxfer.closing import Closing
-from kvxfer.pd.launch import guard
+from kvxfer.pd.launch import guard, interrupts
 
 _GUARD: Final = "kvxfer.pd.launch.guard"
-_MARGIN_S = 2.0
+_END_S: Final = guard.LONGEST_S + 2.0
+_KILLED_S: Final = 2.0  # a guard, which holds nothing
+_LOOK_S: Final = 0.02
 _TAIL_BYTES = 64 << 10
 
 
@@ -32,9 +37,11 @@ class Child(Closing):
         self.name = name
         self.words = tuple(words)
         self.log = folder / f"{name}.log"
-        with self.log.open("ab") as log:
+        self._status: int | None = None
+        with interrupts.held(_hasten_all), self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _GUARD, *words],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -42,17 +49,24 @@ class Child(Closing):
                 env=dict(environment),
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends it
             )
+            _open.append(self)
 
     def poll(self) -> int | None:
         """Its exit status; None while it runs."""
-        return self._process.poll()
+        if self._status is None:
+            # Popen.poll takes a lock, which an interrupt between two instructions leaves taken.
+            look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if found := os.waitid(os.P_PID, self._process.pid, look):
+                is_exit = found.si_code == os.CLD_EXITED
+                self._status = found.si_status if is_exit else -found.si_status
+        return self._status
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit status, once it has ended; None after ``timeout_s``."""
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
+        deadline_s = time.monotonic() + timeout_s
+        while (status := self.poll()) is None and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
+        return status
 
     def tail(self, num_lines: int) -> list[str]:
         """The last lines of its log."""
@@ -60,30 +74,55 @@ class Child(Closing):
             log.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
             return log.read().decode(errors="replace").splitlines()[-num_lines:]
 
-    def ask_to_end(self) -> None:
-        """Begin its end, without waiting: several end at once."""
+    def close(self) -> None:
+        """End it and everything that it started; as :func:`close_all`."""
+        close_all([self])
+
+    def _tell(self, word: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError, ValueError):  # the guard has ended; it is closed
+            self._process.stdin.write(word)
+
+    def _finish(self, deadline_s: float) -> None:
+        """Wait for its end, and give up what is held of it."""
+        if self.wait(max(0.0, deadline_s - time.monotonic())) is None:
+            self._process.kill()  # a guard that hangs; the program follows it
+            self.wait(_KILLED_S)
         assert self._process.stdin is not None
         self._process.stdin.close()
+        if self._status is not None:
+            self._process.wait()  # it has ended, so this only takes its status from the kernel
+        if self in _open:
+            _open.remove(self)
 
-    def close(self) -> None:
-        """End it and everything that it started."""
-        self.ask_to_end()
-        if self.wait(guard.END_S + guard.REST_S + guard.KILLED_S + _MARGIN_S) is None:
-            self._process.kill()  # a guard that hangs; the program follows it
-            self._process.wait()
+
+_open: Final[list[Child]] = []  # those that were started and not ended, in this order
 
 
 def close_all(children: Sequence[Child]) -> None:
-    """End several at once. Ctrl-C meanwhile is raised once they have ended, which is bounded."""
-    interrupt: KeyboardInterrupt | None = None
-    for child in children:
-        child.ask_to_end()
-    left = list(children)
-    while left:
+    """End several at once, within a bounded time.
+
+    A first Ctrl-C meanwhile is raised once they have ended; a second one kills them.
+    """
+    with interrupts.held(_hasten_all):
+        for child in children:
+            child._tell(guard.END)
+        deadline_s = time.monotonic() + _END_S
+        for child in children:
+            child._finish(deadline_s)
+
+
+@contextmanager
+def all_ended() -> Iterator[None]:
+    """A block that ends whatever was started in it, also where Ctrl-C or SIGTERM came at a moment
+    when nobody else does. Those are raised as KeyboardInterrupt once; a second one kills."""
+    with interrupts.raised_once(_hasten_all):
         try:
-            left[0].close()
-            del left[0]
-        except KeyboardInterrupt as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+            yield
+        finally:
+            close_all(_open[::-1])
+
+
+def _hasten_all() -> None:
+    for child in _open:
+        child._tell(guard.KILL)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kvxfer.pd.launch.ports import LOOPBACK
+from kvxfer.transport import tuned
 
 Role = Literal["prefill", "decode", "both"]
 _LMCACHE_SEND_BYTES: Final = 6 << 30  # what a baseline on H200s was measured with
@@ -53,7 +54,7 @@ def _none(endpoint: Endpoint) -> Wiring:
 def _kvxfer(endpoint: Endpoint) -> Wiring:
     extra: dict[str, Any] = {}
     if endpoint.is_cpu:
-        extra["num_threads"] = endpoint.num_cores  # its worker is bound to them
+        extra["num_threads"] = _cpu_threads(endpoint.num_cores)
     if endpoint.role == "decode":
         extra |= {"init_ports": endpoint.init_ports, "alloc_ports": endpoint.alloc_ports}
     return Wiring(
@@ -64,6 +65,12 @@ def _kvxfer(endpoint: Endpoint) -> Wiring:
             kv_connector_extra_config=extra,
         )
     )
+
+
+def _cpu_threads(num_cores: int) -> int:
+    """Of the cores that a worker is bound to, as many as the tuning profile has."""
+    measured = tuned.section("shm", "private").num_threads
+    return num_cores if measured is None else min(measured, num_cores)
 
 
 def _nixl(endpoint: Endpoint) -> Wiring:
@@ -87,7 +94,10 @@ def _lmcache(endpoint: Endpoint) -> Wiring:
         "LMCACHE_PD_BUFFER_DEVICE": "cpu" if endpoint.is_cpu else "cuda",
         "PYTHONHASHSEED": "0",  # keys of chunks are hashes, equal on both sides
     }
+    extra: dict[str, Any] = {}
     if endpoint.role == "decode":
+        # Its prompt has one token more than was stored, which would hide a last chunk cut short.
+        extra["skip_last_n_tokens"] = 1
         own = {
             "LMCACHE_PD_ROLE": "receiver",
             "LMCACHE_PD_PEER_HOST": LOOPBACK,
@@ -108,6 +118,7 @@ def _lmcache(endpoint: Endpoint) -> Wiring:
         kv_connector_extra_config={
             "discard_partial_chunks": False,
             "lmcache_rpc_port": f"{endpoint.role}{endpoint.side_port}",
+            **extra,
         },
     )
     return Wiring(words, {**common, **own})

@@ -1,7 +1,8 @@
 """The guard of one process tree: ends it when the launcher goes, in whatever way, and leaves none.
 
 ``python -m kvxfer.pd.launch.guard WORDS...`` runs WORDS. Its standard input is a pipe that only the
-launcher holds; the kernel closes it when the launcher dies. The guard is the reaper of everything
+launcher holds: :data:`END` asks for the end, :data:`KILL` for an end without patience, and where
+the launcher dies the kernel closes it, which is like END. The guard is the reaper of everything
 below it (PR_SET_CHILD_SUBREAPER, see prctl(2)), so that it finds workers whose parent is gone, also
 those with a session of their own. Its exit status is that of WORDS, 128 + n for signal n.
 """
@@ -18,34 +19,53 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+END: Final = b"e"
+KILL: Final = b"k"
 END_S: Final = 10.0  # an engine that was asked to end gives back gigabytes
 REST_S: Final = 3.0  # then the rest of its tree
 KILLED_S: Final = 5.0  # killed processes are gone once the kernel has undone their memory
+LONGEST_S: Final = END_S + KILLED_S + REST_S + KILLED_S
 _LOOK_S = 0.1
+_LOOK_ENDING_S = 0.02
 _STDIN = 0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+class _Launcher:
+    """What the launcher has said."""
+
+    def __init__(self) -> None:
+        self.wants_end = False
+        self.wants_kill = False
+        self._is_gone = False
+
+    def listen(self, wait_s: float) -> None:
+        """Wait for a word of it, ``wait_s`` at most."""
+        if self._is_gone:
+            time.sleep(wait_s)
+        elif select.select([_STDIN], [], [], wait_s)[0]:
+            said = os.read(_STDIN, 4096)
+            self._is_gone = not said
+            self.wants_end = True
+            self.wants_kill = self.wants_kill or KILL in said
+
+
 def main(words: Sequence[str]) -> int:
-    """Run ``words`` until it ends or standard input does; then nothing of it is left."""
+    """Run ``words`` until it ends or the launcher wants that; then nothing of it is left."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # the launcher decides, by closing the pipe
+        signal.signal(number, lambda *_: None)  # the launcher decides, through the pipe
     process = subprocess.Popen(
         words, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_follow_parent
     )
-    while process.poll() is None and not _stdin_ended(_LOOK_S):
-        pass
+    launcher = _Launcher()
+    while process.poll() is None and not launcher.wants_end:
+        launcher.listen(_LOOK_S)
     if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    _end_rest()
-    code = process.returncode
+        _end(process, launcher)
+    _end_rest(launcher)
+    code = -signal.SIGKILL if process.returncode is None else process.returncode
     return code if code >= 0 else 128 - code
 
 
@@ -58,22 +78,31 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _stdin_ended(wait_s: float) -> bool:
-    return bool(select.select([_STDIN], [], [], wait_s)[0]) and not os.read(_STDIN, 4096)
+def _end(process: "subprocess.Popen[bytes]", launcher: _Launcher) -> None:
+    """Ask the program to end, and kill it where it does not in time."""
+    process.terminate()
+    killed_after_s = time.monotonic() + END_S
+    while process.poll() is None:
+        if launcher.wants_kill or time.monotonic() >= killed_after_s:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(KILLED_S)
+            return
+        launcher.listen(_LOOK_ENDING_S)
 
 
-def _end_rest() -> None:
+def _end_rest(launcher: _Launcher) -> None:
     """End what the process left: asked first, since resource trackers then clear /dev/shm."""
     asked: set[int] = set()
     killed_after_s = time.monotonic() + REST_S
     given_up_s = killed_after_s + KILLED_S
     while _reap() and time.monotonic() < given_up_s:
-        kill = time.monotonic() >= killed_after_s
+        kill = launcher.wants_kill or time.monotonic() >= killed_after_s
         for pid in _children():
             if kill or pid not in asked:
                 asked.add(pid)
                 _signal(pid, signal.SIGKILL if kill else signal.SIGTERM)
-        time.sleep(0.02)
+        launcher.listen(_LOOK_ENDING_S)
 
 
 def _reap() -> bool:

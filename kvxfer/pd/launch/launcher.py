@@ -1,5 +1,6 @@
 """From a set-up and a model to a running stack, in a folder of its own."""
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,8 +17,12 @@ from kvxfer.pd.launch.python_site import PythonSite
 from kvxfer.pd.launch.spec import SetupSpec
 from kvxfer.pd.launch.stack import START_S, Stack, Watcher
 from kvxfer.pd.models import ServedModel
+from kvxfer.transport import tuned
 
 _PREFIX: Final = "kvxfer-pd-"
+# Packages without which an engine with this connector ends, minutes later and at length.
+_NEEDS: Final = {"nixl": ("nixl",), "lmcache": ("lmcache", "nixl")}
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +51,20 @@ class Launcher:
 
         Raises:
             InvalidUsage: it does not fit this machine or its ports.
-            NotAvailable: a port is in use, or the proxy lacks a package.
+            NotAvailable: a port is in use, or the proxy or the connector lacks a package.
             PeerLost: a program ended; with the last lines of its log.
             ControlTimeout: it is not up in time.
         """
         if spec.kind == "pd" and find_spec("aiohttp") is None:
             raise NotAvailable("the proxy needs aiohttp: pip install 'kvxfer[pd]'")
+        missing = set(_NEEDS.get(spec.connector, ())).difference(self.site.versions)
+        if missing:
+            packages = " ".join(sorted(missing))
+            raise NotAvailable(
+                f"connector {spec.connector} needs {packages}, which {self.site.python} lacks: "
+                f"pip install {packages}, or take --connector kvxfer"
+            )
+        _log.info("tuning profile of kvxfer in engines: %s", tuned.in_use().text)
         engines = engine_programs(spec, self.model, self.site, self.ports)
         is_pd = spec.kind == "pd"
         proxy = proxy_program(spec, self.ports, self.host, self.port) if is_pd else None

@@ -7,12 +7,22 @@ library: https://huggingface.co/docs/tokenizers, JSON version 1.0.
 
 import json
 from pathlib import Path
+from typing import Final
 
 _UNKNOWN = "w0"
+# A word before each message says who speaks; words of the vocabulary, since the tokenizer has no
+# special ones. Jinja, as Hugging Face's tokenizers render it.
+_CHAT_TEMPLATE: Final = (
+    "{%- set speakers = {'system': 'w1', 'user': 'w2', 'assistant': 'w3'} -%}"
+    "{%- for message in messages -%}"
+    "{{ speakers[message['role']] + ' ' + message['content'] + ' ' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt %}{{ speakers['assistant'] }}{% endif -%}"
+)
 
 
 def write_word_tokenizer(folder: Path, vocab_size: int, max_tokens: int) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``.
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``, which has a template for chats.
 
     Args:
         folder: where; it exists.
@@ -38,6 +48,7 @@ def write_word_tokenizer(folder: Path, vocab_size: int, max_tokens: int) -> None
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_tokens,
         "clean_up_tokenization_spaces": False,
+        "chat_template": _CHAT_TEMPLATE,
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
