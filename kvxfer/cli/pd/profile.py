@@ -1,0 +1,145 @@
+"""kvxfer pd profile: the costs of an engine's steps, from a short measurement or from records."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Final
+
+from kvxfer.cli.lists import parse_list
+from kvxfer.cli.model_side import whole_number
+from kvxfer.cli.output import show, write
+from kvxfer.cli.pd.status_line import StatusLine
+from kvxfer.errors import InvalidUsage
+from kvxfer.pd.load.plan import parse_tokens
+from kvxfer.pd.planner.engine_model import EngineModel, StepModel, load_engine, save_engine
+from kvxfer.pd.planner.fitting import StepRow
+from kvxfer.pd.planner.profile_live import (
+    BATCHES,
+    CONTEXTS,
+    PROMPTS,
+    Profile,
+    ProfilePlan,
+    profile,
+)
+from kvxfer.pd.planner.profile_records import profile_of, read_points
+from kvxfer.pd.planner.profile_streams import Asker, kv_capacity_tokens, longest_request
+from kvxfer.report.export import require_writable
+from kvxfer.report.planner_table import print_fit
+
+_TIMEOUT_S: Final = 10.0  # of questions that engines answer at once
+_MAX_SECONDS: Final = 86400
+_MAX_TP: Final = 1024
+_MAX_BATCH: Final = 512  # threads
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the options."""
+    parser.add_argument(
+        "--url", help="http://HOST:PORT of an engine that runs, and does nothing else"
+    )
+    parser.add_argument(
+        "--records", metavar="DIR", help="instead: what kvxfer pd bench --out wrote"
+    )
+    parser.add_argument(
+        "--points", metavar="SETUP/POINT,...", help="of --records, as kvx/c4-i8192-o128 (all)"
+    )
+    parser.add_argument("--model", required=True, help="the name that the engine serves")
+    parser.add_argument(
+        "--out", required=True, metavar="FILE", help="the figures: kvxfer.pd.engine/1"
+    )
+    parser.add_argument(
+        "--add", action="store_true", help="keep what --out holds of other TP sizes"
+    )
+    parser.add_argument("--name", help="of the engine (default: --url or --records)")
+    parser.add_argument("--tp", default="1", metavar="N", help="GPUs of that engine")
+    parser.add_argument("--kv-dtype", default="bfloat16", help="of its cache")
+    parser.add_argument("--seconds", default="120", metavar="S", help="most that is spent")
+    parser.add_argument("--prompts", default=_words(PROMPTS), help="lengths of prompts")
+    parser.add_argument("--batches", default=_words(BATCHES), help="requests that decode at once")
+    parser.add_argument("--contexts", default=_words(CONTEXTS), help="lengths of their prompts")
+    parser.add_argument("--token-budget", default="8192", metavar="N", help="most tokens of a step")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, fit, print what the fit leaves over, and write the figures.
+
+    Returns:
+        0.
+
+    Raises:
+        InvalidUsage: an option is wrong, or too little was measured for a fit.
+        NotAvailable: the engine does not answer, or not within the time.
+        TransferFailed: the engine refuses.
+    """
+    if (args.url is None) == (args.records is None):
+        raise InvalidUsage("give --url of an engine, or --records of a benchmark")
+    require_writable(args.out)
+    out = Path(args.out)
+    tp_size = whole_number("--tp", args.tp, 1, _MAX_TP)
+    kept = load_engine(out).steps if args.add and out.exists() else []
+    if args.url is not None:
+        found, capacity = _measured(args)
+    else:
+        only = parse_list("--points", args.points, str) if args.points else None
+        found, capacity = profile_of(read_points(Path(args.records)), only), None
+    steps = found.fit(tp_size, capacity)
+    engine = EngineModel(
+        name=args.name or args.url or Path(args.records).resolve().name,
+        model=args.model,
+        source=f"kvxfer pd profile --{'url' if args.url else 'records'}, "
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}",
+        steps=sorted(
+            [*(one for one in kept if one.tp_size != tp_size), steps], key=lambda one: one.tp_size
+        ),
+        kv_dtype=args.kv_dtype,
+        first_tokens_together=found.first_tokens_together,
+    )
+    save_engine(out, engine)
+    show(lambda console: print_fit([_fitted(steps, row) for row in found.rows], console))
+    if found.cut_off:
+        write(f"the {args.seconds} s were up before all was asked; --seconds gives it more\n")
+    write(f"besides steps a request takes {steps.request_s * 1e3:.3g} ms; wrote {out}\n")
+    return 0
+
+
+def _measured(args: argparse.Namespace) -> tuple[Profile, int | None]:
+    seconds = whole_number("--seconds", args.seconds, 1, _MAX_SECONDS)
+    end_s = time.monotonic() + seconds
+    plan = ProfilePlan(
+        prompts=sorted(parse_tokens("--prompts", args.prompts.split(","))),
+        batches=sorted(
+            parse_list(
+                "--batches",
+                args.batches,
+                lambda text: whole_number("--batches", text, 1, _MAX_BATCH),
+            )
+        ),
+        contexts=sorted(parse_tokens("--contexts", args.contexts.split(","))),
+        token_budget=whole_number("--token-budget", args.token_budget, 1, 1 << 24),
+        longest=longest_request(args.url, args.model, _TIMEOUT_S),
+    )
+    ask = Asker(args.url, args.model, lambda: end_s - time.monotonic())
+    with StatusLine() as line:
+        found = profile(ask, plan, line.show)
+    return found, kv_capacity_tokens(args.url, _TIMEOUT_S)
+
+
+def _fitted(steps: StepModel, row: StepRow) -> tuple[str, float, float]:
+    """What a row is, its time, and the fit's: both of one step."""
+    count = row.num_steps
+    fitted_s = steps.step_s(
+        num_decoding=row.num_decoding / count,
+        num_context_tokens=row.num_context_tokens / count,
+        num_prompt_tokens=row.num_prompt_tokens / count,
+        num_pairs=row.num_pairs / count,
+    )
+    if row.num_prompt_tokens:
+        what = f"prompt of {row.num_prompt_tokens:.0f} tokens"
+    else:
+        each = row.num_context_tokens / row.num_decoding
+        what = f"{row.num_decoding:.0f} decoding, {each:.0f} tokens of context each"
+    return what, row.step_s, fitted_s * count
+
+
+def _words(values: tuple[int, ...]) -> str:
+    return ",".join(map(str, values))

@@ -1,0 +1,226 @@
+"""The costs of an engine from records of ``kvxfer pd bench``, as those of a running one.
+
+A prefill engine alone gives the prefill: one request at a time is ``request_s`` and its steps, a
+full queue its steps alone. The replies of whole requests give the decode steps: gaps, by the number
+of requests that decoded meanwhile. A reply's first two gaps are left out (the hand-over falls into
+one, and asynchronous scheduling hands out two tokens at once), and so are stalls, as
+`kvxfer.pd.analysis.stalls` knows them.
+
+Benchmarks often have one length of prompt alone, which tells no cost of a token from one of a step,
+nor one of context from one of a sequence. Two facts then stand in, as rows: a prompt of one token
+is computed as a decode step is; and a step reads the weights once, however few sequences it has, so
+that what these add is their context. The attention of prompts of one length is part of the cost of
+their tokens.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvxfer.errors import InvalidUsage
+from kvxfer.pd.analysis.replies import Reply, replies_of
+from kvxfer.pd.analysis.stalls import STALL_FACTOR
+from kvxfer.pd.planner.engine_model import EngineModel, pairs_of
+from kvxfer.pd.planner.fitting import StepRow
+from kvxfer.pd.planner.profile_live import Profile
+from kvxfer.pd.result import (
+    PDPoint,
+    PDSetup,
+    bench_path,
+    find_points,
+    find_setups,
+    load_point,
+    load_setup,
+)
+from kvxfer.pd.summary import Floats
+from kvxfer.pd.vllm_json import load_bench
+
+_LEAST_GAPS = 100  # of a number of sequences, to count
+_SKIPPED_GAPS = 2
+_TOKEN_BUDGET = 8192  # where a record does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One point of a run: how it was made, and its replies with when each was sent (seconds)."""
+
+    setup: PDSetup
+    point: PDPoint
+    sent_s: Floats
+    replies: list[Reply]
+    duration_s: float
+
+    @property
+    def label(self) -> str:
+        """``SETUP/c16-i8192-o128``, as its files are called."""
+        return f"{self.setup.name}/{self.point.stem}"
+
+
+def read_points(folder: Path) -> list[Measured]:
+    """Every whole point of a run in which no request failed and whose client kept start times.
+
+    Raises:
+        InvalidUsage: there is none, or a record cannot be read.
+    """
+    found = []
+    for setup_folder in find_setups(folder):
+        setup = load_setup(setup_folder)
+        for path in find_points(setup_folder)[0]:
+            point = load_point(path)
+            result = load_bench(bench_path(setup_folder, point))
+            replies = replies_of(result)
+            if result.start_times is not None and not replies.failed:
+                sent_s = np.array(result.start_times, np.float64)
+                found.append(Measured(setup, point, sent_s, replies.completed, result.duration))
+    if not found:
+        raise InvalidUsage(f"{folder} has no whole point with start times; measure it again")
+    return found
+
+
+def profile_of(points: Sequence[Measured], only: Container[str] | None = None) -> Profile:
+    """Rows of steps from points of one model and parallel size.
+
+    Args:
+        points: of one run.
+        only: labels of the points to take; None: all.
+
+    Raises:
+        InvalidUsage: no point is of those, or they differ in model or parallel size.
+    """
+    taken = [one for one in points if only is None or one.label in only]
+    if not taken:
+        raise InvalidUsage(f"no such point; the run has {', '.join(one.label for one in points)}")
+    kinds = {(one.setup.model, one.setup.prefill_tp, _decode_tp(one.setup)) for one in taken}
+    if len({(model, tp) for model, *sizes in kinds for tp in sizes}) > 1:
+        raise InvalidUsage(f"these points are of {len(kinds)} models or TP sizes; take one")
+    found = Profile()
+    _add_prefills(found, [one for one in taken if one.setup.kind == "prefill_only"])
+    replies = [reply for one in taken for reply in one.replies if len(reply.gaps_ms) > 1]
+    if replies:
+        first_ms = [float(reply.gaps_ms[0]) for reply in replies]
+        found.see_first_gaps(first_ms, np.concatenate([reply.gaps_ms[1:] for reply in replies]))
+    for row, gaps_s in _decode_rows([one for one in taken if one.point.osl > 1]):
+        found.rows.append(row)
+        found.gaps.append((row, gaps_s))
+        longest = max(one.point.isl + one.point.osl for one in taken)
+        found.most_context = max(found.most_context, round(row.num_decoding * longest))
+    found.rows += list(_anchors(found.rows))
+    return found
+
+
+def _decode_tp(setup: PDSetup) -> int:
+    return setup.decode_tp if setup.num_decode else setup.prefill_tp
+
+
+def _add_prefills(found: Profile, points: Sequence[Measured]) -> None:
+    """One row a length; ``request_s`` from those that were measured alone and in a queue."""
+    overheads_s = []
+    by_length: dict[int, list[Measured]] = defaultdict(list)
+    for one in points:
+        by_length[one.point.isl].append(one)
+    rows = []
+    one_length = len(by_length) == 1
+    for isl, group in by_length.items():
+        alone_s = [_ttft_s(one) for one in group if one.point.concurrency == 1]
+        queued_s = [_each_s(one) for one in group if one.point.concurrency > 1]
+        if queued_s and alone_s:
+            overheads_s.append(max(0.0, min(alone_s) - float(np.median(queued_s))))
+        rows.append((isl, float(np.median(queued_s or alone_s)), bool(queued_s), group[0]))
+    found.request_s = min(overheads_s, default=0.0)
+    for isl, step_s, was_queued, one in rows:
+        budget = one.setup.token_budget or _TOKEN_BUDGET
+        row = StepRow(
+            step_s if was_queued else step_s - found.request_s,
+            num_prompt_tokens=isl,
+            num_pairs=0.0 if one_length else pairs_of(isl, 0),
+            num_steps=math.ceil(isl / budget),
+            longest_prompt_tokens=isl,
+        )
+        found.rows.append(row)
+
+
+def _ttft_s(one: Measured) -> float:
+    return float(np.median([reply.ttft_ms for reply in one.replies])) * 1e-3
+
+
+def _each_s(one: Measured) -> float:
+    """Seconds from one first token to the next, where a queue waits all the time."""
+    ends_s = sorted(one.sent_s[reply.index] + reply.ttft_ms * 1e-3 for reply in one.replies)
+    return float(ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
+
+
+def _decode_rows(points: Sequence[Measured]) -> Iterator[tuple[StepRow, list[float]]]:
+    """Gaps by point and number of requests that decode; of a median gap, a row."""
+    for one in points:
+        by_count: dict[int, list[float]] = defaultdict(list)
+        begins_s, ends_s = _spans(one)
+        engines = one.setup.num_decode or one.setup.num_prefill
+        if engines != 1:
+            continue  # which engine a request was on is not recorded
+        for reply in one.replies:
+            gaps_s = reply.gaps_ms * 1e-3
+            at_s = one.sent_s[reply.index] + reply.ttft_ms * 1e-3 + np.cumsum(gaps_s) - gaps_s / 2
+            counts = np.searchsorted(begins_s, at_s, "right") - np.searchsorted(ends_s, at_s)
+            for count, gap_s in zip(counts[_SKIPPED_GAPS:], gaps_s[_SKIPPED_GAPS:], strict=True):
+                by_count[int(count)].append(float(gap_s))
+        for count, values_s in sorted(by_count.items()):
+            median_s = float(np.median(values_s))
+            plain = [value for value in values_s if value <= STALL_FACTOR * median_s]
+            if len(plain) >= _LEAST_GAPS:
+                held = count * (one.point.isl + one.point.osl / 2)
+                row = StepRow(median_s, num_decoding=count, num_context_tokens=held)
+                yield row, plain
+
+
+def _anchors(rows: Sequence[StepRow]) -> Iterator[StepRow]:
+    """Rows for what those of one length alone leave open; see above."""
+    decode = [row for row in rows if not row.num_prompt_tokens]
+    if not decode:
+        return
+    batches = np.array([row.num_decoding for row in decode])
+    steps_s = np.array([row.step_s for row in decode])
+    idle_s = steps_s.min()
+    if len({row.num_context_tokens / row.num_decoding for row in decode}) == 1:
+        if len(set(batches)) > 1:
+            idle_s = min(idle_s, max(idle_s / 2, float(np.polyfit(batches, steps_s, 1)[1])))
+        most = float(batches.max())
+        for batch in sorted({1.0, most}):
+            yield StepRow(float(idle_s), num_decoding=batch)
+    if len({row.num_prompt_tokens for row in rows if row.num_prompt_tokens}) == 1:
+        yield StepRow(float(idle_s), num_prompt_tokens=1)
+
+
+def _spans(one: Measured) -> tuple[Floats, Floats]:
+    """When requests began and ended to decode, each ascending."""
+    begins_s = [one.sent_s[reply.index] + reply.ttft_ms * 1e-3 for reply in one.replies]
+    lengths_s = [float(reply.gaps_ms.sum()) * 1e-3 for reply in one.replies]
+    ends_s = [begin_s + length_s for begin_s, length_s in zip(begins_s, lengths_s, strict=True)]
+    return np.sort(begins_s), np.sort(ends_s)
+
+
+def engine_of(
+    points: Sequence[Measured], only: Container[str] | None = None, *, source: str
+) -> EngineModel:
+    """The engine that was measured, with costs fitted to those points.
+
+    Args:
+        points, only: as of `profile_of`.
+        source: for the reader.
+
+    Raises:
+        InvalidUsage: as `profile_of`, or too little was measured for a fit.
+    """
+    found = profile_of(points, only)
+    setup = next(one.setup for one in points if only is None or one.label in only)
+    version = setup.environment.get("vllm", "")
+    return EngineModel(
+        name=f"vLLM {version}".rstrip(),
+        model=setup.model.removeprefix("dummy:"),
+        source=source,
+        steps=[found.fit(setup.prefill_tp)],
+        first_tokens_together=found.first_tokens_together,
+    )

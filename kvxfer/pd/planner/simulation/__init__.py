@@ -1,0 +1,1 @@
+"""The parts of a simulation: a clock, engines, links, caches, and the cluster that joins them."""
