@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvxfer.pd.result import PDSetup
+from kvxfer.pd.result import PDPoint, PDSetup
+from kvxfer.units import format_tokens
 
 Floats = npt.NDArray[np.float64]
 
@@ -102,10 +103,29 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Tokens in and out of a request."""
+    """Tokens in and out of a request, and how requests arrive, as ``PDPoint`` has it."""
 
     isl: int
     osl: int
+    request_rate: float | None = None
+    burstiness: float = 1.0
+    trace: str = ""
+
+    @classmethod
+    def of(cls, point: PDPoint) -> "Load":
+        """That of a point."""
+        return cls(point.isl, point.osl, point.request_rate, point.burstiness, point.trace)
+
+    def __str__(self) -> str:
+        """``8k in, 1k out, 2 requests/s, burstiness 0.5``."""
+        parts = [f"{format_tokens(self.isl)} in, {format_tokens(self.osl)} out"]
+        if self.request_rate is not None:
+            parts.append(f"{self.request_rate:g} requests/s")
+        if self.burstiness != 1.0:
+            parts.append(f"burstiness {self.burstiness:g}")
+        if self.trace:
+            parts.append(f"trace {self.trace}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +215,9 @@ class RunSummary:
         return [one for one in self.setups if one.setup.kind != "prefill_only" and one.points]
 
     def loads(self) -> list[Load]:
-        """Loads of the serving set-ups, longest prompts first."""
+        """Loads of the serving set-ups, longest prompts and highest rates first."""
         found = {point.load for one in self.serving for point in one.points}
-        return sorted(found, key=lambda load: (-load.isl, -load.osl))
+        return sorted(found, key=_heaviest_first)
 
     def concurrencies(self, load: Load) -> list[int]:
         """At which any serving set-up was measured under ``load``, ascending."""
@@ -209,10 +229,15 @@ class RunSummary:
         for one in self.setups:
             yield from ((one.setup.name, finding) for finding in one.findings)
             for point in one.points:
-                load = f"{point.load.isl} in, {point.load.osl} out, {point.concurrency} concurrent"
-                yield from ((f"{one.setup.name}, {load}", finding) for finding in point.findings)
+                where = f"{one.setup.name}, {point.load}, {point.concurrency} concurrent"
+                yield from ((where, finding) for finding in point.findings)
 
     @property
     def failed(self) -> bool:
         """Whether a finding is serious."""
         return any(finding.serious for _, finding in self.findings())
+
+
+def _heaviest_first(load: Load) -> tuple[float, float, float, float, str]:
+    rate = float("inf") if load.request_rate is None else load.request_rate
+    return -load.isl, -load.osl, -rate, load.burstiness, load.trace

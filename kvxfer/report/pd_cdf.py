@@ -28,7 +28,7 @@ _MAX_POINTS = 1000  # of a line; more cannot be seen
 _MAX_DECADES = 3  # of a tail: up to P99.9
 _LOG_FROM = 8.0  # a scale over more than this factor is logarithmic
 _LABEL_GAP = 0.075  # between labels, of a panel's width
-_STYLE = {
+STYLE = {
     "font.size": 9,
     "svg.fonttype": "path",
     "svg.hashsalt": "kvxfer",
@@ -82,7 +82,7 @@ class Drawing:
         return out.getvalue()
 
     def _save(self, out: io.StringIO | io.BytesIO, **options: Any) -> None:
-        with require_matplotlib().rc_context(_STYLE):
+        with require_matplotlib().rc_context(STYLE):
             self.figure.savefig(out, **options)
 
 
@@ -106,7 +106,7 @@ def draw(title: str, panels: Sequence[Panel], *, key: bool) -> Drawing:
     num_rows = math.ceil(len(panels) / _COLUMNS)
     width = max(_PANEL_INCHES[0] * num_columns, _LEAST_WIDTH_INCHES)
     height = _PANEL_INCHES[1] * num_rows + _TITLE_INCHES
-    with require_matplotlib().rc_context(_STYLE):
+    with require_matplotlib().rc_context(STYLE):
         figure = import_module("matplotlib.figure").Figure(
             figsize=(width, height), layout="constrained"
         )
@@ -123,7 +123,7 @@ def draw(title: str, panels: Sequence[Panel], *, key: bool) -> Drawing:
             axes.set_visible(False)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
         if key:
-            _draw_key(figure, panels[0].lines)
+            draw_key(figure, panels[0].lines)
     return Drawing(figure)
 
 
@@ -235,7 +235,7 @@ def _label_lines(axes: Any, panel: Panel, scale: _Scale) -> None:
         for line in panel.lines
     ]
     exits.sort(key=lambda pair: pair[0])  # those that leave at one place stay in order
-    places = _apart([at for at, _ in exits])
+    places = apart([at for at, _ in exits], _LABEL_GAP)
     for (at, line), place in zip(exits, places, strict=True):
         axes.annotate(
             line.label,
@@ -251,19 +251,20 @@ def _label_lines(axes: Any, panel: Panel, scale: _Scale) -> None:
         )
 
 
-def _apart(wanted: Sequence[float]) -> list[float]:
-    """Ascending places, moved as little as keeps them ``_LABEL_GAP`` apart and within 0 to 1."""
+def apart(wanted: Sequence[float], gap: float) -> list[float]:
+    """Ascending places, moved as little as keeps them ``gap`` apart and within 0 to 1."""
     places: list[float] = []
     for place in wanted:
-        places.append(max(place, places[-1] + _LABEL_GAP if places else 0.0))
+        places.append(max(place, places[-1] + gap if places else 0.0))
     limit = 1.0
     for at in reversed(range(len(places))):
         places[at] = min(places[at], limit)
-        limit = places[at] - _LABEL_GAP
+        limit = places[at] - gap
     return places
 
 
-def _draw_key(figure: Any, lines: Sequence[Line]) -> None:
+def draw_key(figure: Any, lines: Sequence[Line]) -> None:
+    """A key of the lines below all panels of a figure of matplotlib."""
     line_2d = import_module("matplotlib.lines").Line2D
     handles = [
         line_2d([], [], color=line.colour, linewidth=2, linestyle="--" if line.dashed else "-")

@@ -9,9 +9,9 @@ from kvxfer.errors import InvalidUsage
 from kvxfer.pd.summary import Load, RunSummary
 from kvxfer.report.pd_figures import DEFAULT_PERCENTILES, Row, rows_of
 from kvxfer.report.pd_plots import Plot
-from kvxfer.report.pd_words import LEGEND, findings_of, sentences, setup_lines, title_of
+from kvxfer.report.pd_words import LEGEND, findings_of, sentences, setup_lines
 
-_CSS = """
+CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2rem auto;
   padding: 0 1rem; background: #fff }
 h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-top: 1px solid #ddd;
@@ -40,13 +40,13 @@ def html_page(
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{_CSS}</style></head><body>",
+        f"<title>{escape(title)}</title><style>{CSS}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
         *_findings(run, serious=True),
         *_setups(run),
     ]
     for load in run.loads():
-        parts += [f"<h2>{escape(title_of(load))}</h2>", *_items(sentences(run, load))]
+        parts += [f"<h2>{escape(str(load))}</h2>", *_items(sentences(run, load))]
         parts += [_figure(plot) for plot in drawings if plot.load == load]
         parts += _table(run, load, percentiles)
     parts += [f'<p class="legend">{escape(text)}</p>' for text in LEGEND]

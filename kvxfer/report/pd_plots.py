@@ -4,17 +4,16 @@ The articles' way: milliseconds across, the distribution function up, a colour a
 panel a set-up, all on one scale; then the set-ups over each other under the heaviest load.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvxfer.pd.summary import Distribution, Load, PointSummary, RunSummary
 from kvxfer.report.pd_cdf import Drawing, Line, Panel, draw, require_matplotlib
-from kvxfer.report.pd_words import title_of
 
 MAX_LINES = 6
-_SETUP_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe, Ito
+SETUP_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe, Ito
 _CONCURRENCY_COLOURS = ("#f2b134", "#8fbf5a", "#35a18a", "#2c7fb8", "#4b4a9c", "#3b0f52")
 
 
@@ -57,24 +56,26 @@ def plots(run: RunSummary) -> Iterator[Plot]:
         panels = list(_side_by_side(run, load))
         if panels:
             most = run.concurrencies(load)[-1]
-            caption = f"Set-ups at {most} concurrent requests, {title_of(load)}"
+            caption = f"Set-ups at {most} concurrent requests, {load}"
             yield _plot(load, "setups", caption, panels, key=True)
 
 
 def _caption(kind: _Kind, load: Load) -> str:
     name = kind.name[:1].upper() + kind.name[1:]
-    return f"{name} by number of concurrent requests, {title_of(load)}"
+    return f"{name} by number of concurrent requests, {load}"
 
 
 def _plot(load: Load, name: str, caption: str, panels: list[Panel], *, key: bool = False) -> Plot:
-    file_name = f"i{load.isl}-o{load.osl}-{name.lower().replace(' ', '-')}"
+    rate = "" if load.request_rate is None else f"-r{load.request_rate:g}-b{load.burstiness:g}"
+    trace = f"-t{load.trace}" if load.trace else ""
+    file_name = f"i{load.isl}-o{load.osl}{rate}{trace}-{name.lower().replace(' ', '-')}"
     return Plot(file_name, caption, load, draw(caption, panels, key=key))
 
 
 def _by_concurrency(run: RunSummary, load: Load, kind: _Kind) -> Iterator[Panel]:
     """A panel a set-up, a line a concurrency; of more than fit, some between least and most."""
     chosen = [int(value) for value in _spread(run.concurrencies(load))]
-    colours = _spread_colours(len(chosen))
+    colours = shades(len(chosen))
     for one in run.serving:
         points = ((value, one.at(load, value)) for value in chosen)
         lines = [
@@ -87,14 +88,30 @@ def _by_concurrency(run: RunSummary, load: Load, kind: _Kind) -> Iterator[Panel]
 
 
 def _side_by_side(run: RunSummary, load: Load) -> Iterator[Panel]:
-    """Three panels at the highest concurrency, a line a set-up; aggregated ones dashed."""
+    """Set-ups at the highest concurrency."""
     most = run.concurrencies(load)[-1]
     found = [(one.setup, one.at(load, most)) for one in run.serving]
-    present = [(setup, point) for setup, point in found if point is not None][:MAX_LINES]
+    return side_by_side(
+        [
+            (setup.name, setup.kind == "aggregated", point)
+            for setup, point in found
+            if point is not None
+        ]
+    )
+
+
+def side_by_side(points: Sequence[tuple[str, bool, PointSummary]]) -> Iterator[Panel]:
+    """Three panels of the first ``MAX_LINES`` points under one load, a line a point.
+
+    Args:
+        points: name, whether its line is dashed (aggregated ones are), figures.
+    """
     for kind in (_TTFT, _FIRST, _LATER):
         lines = [
-            Line(setup.name, colour, kind.of(point), dashed=setup.kind == "aggregated")
-            for colour, (setup, point) in zip(_SETUP_COLOURS, present, strict=False)
+            Line(name, colour, kind.of(point), dashed=dashed)
+            for colour, (name, dashed, point) in zip(
+                SETUP_COLOURS, points[:MAX_LINES], strict=False
+            )
             if len(kind.of(point))
         ]
         if lines:
@@ -109,7 +126,7 @@ def _spread(values: list[int]) -> list[int]:
     return [values[index] for index in at]
 
 
-def _spread_colours(count: int) -> list[str]:
+def shades(count: int) -> list[str]:
     """From light to dark with the load, as far apart as they go."""
     at = np.linspace(len(_CONCURRENCY_COLOURS) - 1, 0, count).round().astype(int)
     return [_CONCURRENCY_COLOURS[index] for index in at[::-1]]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kvxfer.pd.summary import RunSummary
 from kvxfer.report.pd_figures import DEFAULT_PERCENTILES, Row, rows_of
-from kvxfer.report.pd_words import LEGEND, findings_of, sentences, setup_lines, title_of
+from kvxfer.report.pd_words import LEGEND, findings_of, sentences, setup_lines
 
 _WIDEST = 10_000  # columns; wider than any table here
 
@@ -29,13 +29,13 @@ def print_run(
     if run.objectives:
         _line(console, f"good: a request with {' and '.join(run.objectives)}")
     for load in run.loads():
-        _line(console, f"\n{title_of(load)}; columns: concurrent requests", "bold")
+        _line(console, f"\n{load}; columns: concurrent requests", "bold")
         _print_table(rows_of(run, load, percentiles), run.concurrencies(load), console)
     for text in LEGEND if run.loads() else ():
         _line(console, text, "dim")
     for load in run.loads():
         for at, text in enumerate(sentences(run, load)):
-            _line(console, text if at else f"\n{title_of(load)}\n{text}")
+            _line(console, text if at else f"\n{load}\n{text}")
     for serious, text in findings_of(run):
         _line(console, f"{'FAULT' if serious else 'note'}: {text}", "bold red" if serious else "")
 

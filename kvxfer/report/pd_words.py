@@ -26,16 +26,6 @@ def format_ms(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
-def format_tokens(count: int) -> str:
-    """8192 as 8k, 1000 as 1000."""
-    return f"{count >> 10}k" if count >= 1024 and count % 1024 == 0 else str(count)
-
-
-def title_of(load: Load) -> str:
-    """How a load is called."""
-    return f"{format_tokens(load.isl)} in, {format_tokens(load.osl)} out"
-
-
 def sentences(run: RunSummary, load: Load) -> list[str]:
     """Who wins where under a load, one sentence a metric, then where ITL curves cross."""
     contests = [one for one in run.contests if one.load == load]

@@ -10,7 +10,7 @@ import pytest
 from pd_proxies import CHAT, COMPLETIONS, QUICK, Setup, run, serving, until_true
 
 GOOD = {"prompt": [1, 2, 3], "max_tokens": 2}
-SMALL = replace(QUICK, body_bytes=10_000, body_s=0.5)
+SMALL = replace(QUICK, body_bytes=10_000, body_s=0.5, header_s=0.5)
 
 BAD_BODIES = {
     "empty": b"",
@@ -135,6 +135,31 @@ async def chunks(body: object):  # type: ignore[no-untyped-def]
 def connected(setup: Setup) -> socket.socket:
     address = urlsplit(setup.url)
     return socket.create_connection((address.hostname or "", address.port or 0), timeout=10)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Le"])
+def test_a_connection_that_never_asks_is_closed(sent: bytes) -> None:
+    async def test() -> None:
+        async with serving(limits=SMALL) as setup:
+            with connected(setup) as client:
+                assert await asyncio.to_thread(send_and_read, client, sent) == b""
+            await still_serves(setup)
+
+    run(test())
+
+
+def test_a_connection_that_has_asked_may_rest() -> None:
+    async def test() -> None:
+        async with serving(limits=SMALL) as setup:
+            with connected(setup) as client:
+                ask = b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n"
+                for _ in range(2):
+                    client.sendall(ask)
+                    answer = await asyncio.to_thread(client.recv, 1 << 16)
+                    assert answer.startswith(b"HTTP/1.1 200")
+                    await asyncio.sleep(2 * SMALL.header_s)
+
+    run(test())
 
 
 def test_a_body_that_never_comes_is_status_408() -> None:

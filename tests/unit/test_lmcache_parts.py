@@ -15,6 +15,7 @@ from kvxfer.connectors.lmcache.options import Options, read_options
 from kvxfer.connectors.lmcache.outgoing import Batch, InFlight, mark_failed
 from kvxfer.connectors.lmcache.page_store import Form, PageStore
 from kvxfer.connectors.lmcache.pool import PagePool, Pages
+from kvxfer.connectors.lmcache.splitting import parts_of
 from kvxfer.connectors.lmcache.wire import (
     AllocRequest,
     Facts,
@@ -128,13 +129,22 @@ def test_settings_are_read_from_keys_with_the_prefix() -> None:
 
 
 def test_a_batch_keeps_what_its_request_was_when_it_was_sent() -> None:
-    spec = SimpleNamespace(req_id="r", is_last_prefill=False)
+    spec = SimpleNamespace(req_id="r", receiver_host="127.0.0.1", is_last_prefill=False)
     first = Batch(spec)
     spec.is_last_prefill = True
     last = Batch(spec)
     assert (first.req_id, first.is_last_prefill, last.is_last_prefill) == ("r", False, True)
     mark_failed(spec)
     assert not last.is_last_prefill  # nobody is told of a request of which a part was lost
+
+
+def test_receivers_whose_host_and_port_join_to_one_text_have_two_names() -> None:
+    hosts = [
+        Batch(SimpleNamespace(receiver_host=host)).receiver_host for host in ("h.0.0.1", "h.0.0.11")
+    ]
+    # As LMCache makes a name, and as it makes an address.
+    assert (hosts[0] + "17300", hosts[1] + "7300") == ("h.0.0.1:17300", "h.0.0.11:7300")
+    assert f"{hosts[0]}:{17300}" == "h.0.0.1:17300"
 
 
 def test_a_sender_waits_for_a_page_only_as_long_as_one_can_come() -> None:
@@ -145,6 +155,19 @@ def test_a_sender_waits_for_a_page_only_as_long_as_one_can_come() -> None:
     in_flight.begin()
     with pytest.raises(TimeoutError):
         in_flight.await_room(shelf, 0.01)
+
+
+def test_a_store_is_cut_where_the_pool_does_not_hold_it() -> None:
+    def cut(first: int, count: int, num_pages: int) -> list[tuple[int, int, bool]]:
+        found = parts_of(first, count, chunk_tokens=10, num_pages=num_pages)
+        return [(one.start, one.end, one.is_last) for one in found]
+
+    assert cut(0, 35, 4) == [(0, 35, True)]
+    assert cut(0, 45, 4) == [(0, 20, False), (20, 40, False), (40, 45, True)]
+    assert cut(20, 65, 4) == [(20, 40, False), (40, 60, False), (60, 65, True)]
+    assert cut(20, 60, 4) == [(20, 60, True)]
+    assert cut(0, 30, 1) == [(0, 10, False), (10, 20, False), (20, 30, True)]
+    assert cut(20, 20, 4) == []
 
 
 def pool_of(pages: np.ndarray[Any, Any]) -> PagePool:

@@ -1,15 +1,19 @@
 """The load of a point, and what a run sees of its own faults."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvxfer.errors import InvalidUsage
+from kvxfer.pd.experiments.mixed_trace import write_mixed_trace
 from kvxfer.pd.launch.counters import Counters
 from kvxfer.pd.launch.python_site import PythonSite
 from kvxfer.pd.launch.spec import parse_setup
 from kvxfer.pd.load import measure
 from kvxfer.pd.load.plan import LoadPlan, parse_tokens, seed_of
+from kvxfer.pd.load.replay import read_replay
 from kvxfer.pd.models import ServedModel
 from kvxfer.pd.result import PDPoint
 
@@ -52,6 +56,73 @@ def test_the_client_sends_nothing_before_its_clock_runs() -> None:
     assert "--ignore-eos" in words
 
 
+def test_a_rate_brings_its_own_number_of_prompts_and_name() -> None:
+    plan = LoadPlan(
+        isl=(8,), osl=(2,), concurrency=(64,), request_rates=(0.5, 4.0, math.inf),
+        burstiness=(1.0, 0.25), duration_s=30.0,
+    )  # fmt: skip
+    points = plan.points(parse_setup("a=pd"))
+    assert [(point.stem, point.num_prompts) for point in points] == [
+        ("c64-i8-o2-r0.5", 15),
+        ("c64-i8-o2-r4", 120),
+        ("c64-i8-o2", 640),
+        ("c64-i8-o2-r0.5-b0.25", 15),
+        ("c64-i8-o2-r4-b0.25", 120),
+    ]
+    assert len({seed_of(point) for point in points}) == len(points)
+    short = replace(plan, duration_s=1.0).points(parse_setup("a=pd"))
+    assert short[0].num_prompts == 10
+    with pytest.raises(InvalidUsage, match="make it shorter"):
+        replace(plan, request_rates=(9e4,)).points(parse_setup("a=pd"))
+
+
+def test_the_client_is_told_rate_and_burstiness() -> None:
+    plan = LoadPlan(isl=(8,), osl=(2,), request_rates=(2.5,), burstiness=(0.5,))
+    point = plan.points(parse_setup("a=pd"))[0]
+    words = plan.words(point, SITE, ServedModel("m", "m"), "http://h:1", "served")
+    told = dict(zip(words[3::2], words[4::2], strict=False))
+    assert (told["--request-rate"], told["--burstiness"]) == ("2.5", "0.5")
+    closed = LoadPlan().words(POINT, SITE, ServedModel("m", "m"), "http://h:1", "served")
+    assert "--burstiness" not in closed
+
+
+def test_a_trace_is_sent_as_it_is(tmp_path: Path) -> None:
+    path = write_mixed_trace(
+        tmp_path / "a mixed-trace.jsonl", num_requests=20, longest=512, osl=8, requests_per_s=2.0
+    )
+    replay = read_replay(path)
+    plan = LoadPlan(concurrency=(4, 16), replay=replay)
+    points = plan.points(parse_setup("a=pd"))
+    assert [point.concurrency for point in points] == [4, 16]
+    assert {(point.num_prompts, point.trace) for point in points} == {(20, "a_mixed_trace")}
+    requests = replay.trace.requests
+    assert points[0].isl == round(sum(one.num_prompt_tokens for one in requests) / 20)
+    words = plan.words(points[0], SITE, ServedModel("m", "m"), "http://h:1", "served")
+    told = dict(zip(words[3::2], words[4::2], strict=False))
+    assert told["--dataset-name"] == "timed_trace"
+    assert told["--dataset-path"] == str(path)
+    assert told["--timed-trace-chunk-hash-size"] == "16"
+    assert told["--timed-trace-sec-multiplier"] == "1"
+    assert "--random-input-len" not in told
+    assert "--request-rate" not in told
+    # Prompts that begin alike are told so.
+    firsts = [one.prefix_hashes[0] for one in requests]
+    assert 1 < len(set(firsts)) < len(firsts)
+
+
+def test_a_trace_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [1, 2]}\n'
+    )
+    with pytest.raises(InvalidUsage, match="stand for 32"):
+        read_replay(path)
+    with pytest.raises(InvalidUsage, match="no CSV"):
+        read_replay(tmp_path / "t.csv")
+    with pytest.raises(InvalidUsage, match="up to 8 tokens in"):
+        write_mixed_trace(path, num_requests=1, longest=8, osl=1, requests_per_s=1.0)
+
+
 def test_tokens_are_read_as_people_write_them() -> None:
     assert parse_tokens("--isl", ["1k", "8K", "300"]) == (1024, 8192, 300)
     for text in ("", "k", "1m", "-1", "1.5k", "1" * 12):
@@ -61,8 +132,9 @@ def test_tokens_are_read_as_people_write_them() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"isl": (0,)}, {"osl": (1 << 30,)}, {"concurrency": (0,)}, {"request_rate": 0.0},
-     {"request_rate": float("nan")}, {"prompts_per_concurrency": 0}],
+    [{"isl": (0,)}, {"osl": (1 << 30,)}, {"concurrency": (0,)}, {"request_rates": (0.0,)},
+     {"request_rates": (float("nan"),)}, {"burstiness": (math.inf,)}, {"duration_s": 0.0},
+     {"prompts_per_concurrency": 0}],
 )  # fmt: skip
 def test_a_load_out_of_range_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidUsage):

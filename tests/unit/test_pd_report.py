@@ -15,7 +15,8 @@ from kvxfer.pd.analysis import analyse, parse_objectives
 from kvxfer.pd.summary import Load, RunSummary
 from kvxfer.report.pd_figures import rows_of
 from kvxfer.report.pd_table import print_run
-from kvxfer.report.pd_words import findings_of, format_ms, format_tokens, sentences
+from kvxfer.report.pd_words import findings_of, format_ms, sentences
+from kvxfer.units import format_tokens
 
 LOAD = Load(8192, 128)
 HOSTILE = "<script>alert(1)</script>"
@@ -97,7 +98,7 @@ def test_figures_are_short_and_exact() -> None:
 def test_one_finding_of_many_points_is_said_once(run: RunSummary) -> None:
     ((serious, text),) = findings_of(run)
     assert not serious
-    assert text.startswith("pd, 8192 in, 128 out, 1 concurrent and 2 more: ")
+    assert text.startswith("pd, 8k in, 128 out, 1 concurrent and 2 more: ")
 
 
 _VOID = {"meta", "link", "img"}
@@ -234,7 +235,7 @@ def test_a_serious_finding_is_a_failed_check(tmp_path: Path, capsys: Capture) ->
     bench.setup("one", Engines())
     bench.point("one", Engines(), 2, osl=8, spoil=fail)
     assert main(["pd", "report", str(tmp_path)]) == 1
-    assert "FAULT: one, 8192 in, 8 out, 2 concurrent: 1 of 20 requests failed: reset" in (
+    assert "FAULT: one, 8k in, 8 out, 2 concurrent: 1 of 20 requests failed: reset" in (
         capsys.readouterr().out
     )
 

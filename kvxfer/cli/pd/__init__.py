@@ -1,9 +1,22 @@
-"""kvxfer pd: prefill and decode on separate engines: serve, measure, report."""
+"""kvxfer pd: prefill and decode on separate engines: serve, measure, report, plan."""
 
 import argparse
 from importlib import import_module
 
-_COMMANDS: tuple[str, ...] = ("up", "proxy", "bench", "report", "demo")
+from kvxfer.pd.launch.child import all_ended
+
+_COMMANDS: tuple[str, ...] = (
+    "up",
+    "proxy",
+    "bench",
+    "experiment",
+    "report",
+    "plan",
+    "profile",
+    "advise",
+    "validate",
+    "demo",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,5 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the sub-command; returns its exit status."""
-    status: int = args.run_pd(args)
+    with all_ended():
+        status: int = args.run_pd(args)
     return status

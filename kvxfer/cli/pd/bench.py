@@ -5,36 +5,21 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from kvxfer.cli.lists import parse_list, positive
-from kvxfer.cli.model_side import whole_number
 from kvxfer.cli.output import write
-from kvxfer.cli.pd import stack_options
+from kvxfer.cli.pd import load_options, stack_options
 from kvxfer.cli.pd.bench_watch import watchers
 from kvxfer.cli.pd.status_line import StatusLine
-from kvxfer.errors import InvalidUsage
 from kvxfer.pd.launch.launcher import scratch_folder
 from kvxfer.pd.launch.spec import SetupSpec, parse_setup
-from kvxfer.pd.load.measure import POINT_S, Bench
-from kvxfer.pd.load.plan import (
-    CONCURRENCY,
-    ISL,
-    MAX_REQUESTS,
-    OSL,
-    PROMPTS_PER_CONCURRENCY,
-    LoadPlan,
-    parse_tokens,
-)
+from kvxfer.pd.load.measure import Bench
+from kvxfer.pd.load.plan import LoadPlan
 from kvxfer.pd.load.run import run_setups
 
 _EXIT_CHECK_FAILED: Final = 1
 _EXIT_INTERRUPTED: Final = 130
 _SETUP: Final = "pd=pd"
 _EXTERNAL: Final = "server=external,url="
-_MAX_TIMEOUT_S: Final = 7 * 86400
 _QUICK: Final = LoadPlan(isl=(256,), osl=(32,), concurrency=(1, 4), prompts_per_concurrency=4)
-_FULL: Final = LoadPlan(
-    isl=ISL, osl=OSL, concurrency=CONCURRENCY, prompts_per_concurrency=PROMPTS_PER_CONCURRENCY
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,23 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--url", help="a server that runs already, as --setup " + _EXTERNAL + "URL")
     what.add_argument("--out", default="pd-run", metavar="DIR", help="records; a run resumes there")
-    load = parser.add_argument_group("load (comma-separated lists are swept)")
-    load.add_argument("--isl", help="tokens in (default: 1k,8k)")
-    load.add_argument("--osl", help="tokens out (default: 1k)")
-    load.add_argument("--concurrency", help="requests in flight (default: 1,2,4,8,16,32)")
-    load.add_argument(
-        "--prompts-per-concurrency",
-        metavar="N",
-        help=f"prompts of a point, times its concurrency (default: {PROMPTS_PER_CONCURRENCY})",
-    )
-    load.add_argument("--request-rate", default="inf", help="requests a second")
-    load.add_argument("--quick", action="store_true", help="256 in, 32 out, concurrency 1 and 4")
-    load.add_argument(
-        "--bench-args", default="", metavar="'ARGS'", help="what `vllm bench serve` is told besides"
-    )
-    load.add_argument(
-        "--point-timeout", default=f"{POINT_S:g}", metavar="S", help="of one point, in seconds"
-    )
+    what.add_argument("--quick", action="store_true", help="256 in, 32 out, concurrency 1 and 4")
+    load_options.add_arguments(parser)
     stack_options.add_arguments(parser)
 
 
@@ -82,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """
     specs = parse_specs(args)
     plan = parse_plan(args)
-    timeout_s = whole_number("--point-timeout", args.point_timeout, 1, _MAX_TIMEOUT_S)
+    timeout_s = load_options.point_timeout_s(args)
     out = Path(args.out)
     with scratch_folder(stack_options.kept_logs(args)) as folder:
         launcher = stack_options.launcher(args, folder)
@@ -120,23 +90,4 @@ def parse_plan(args: argparse.Namespace) -> LoadPlan:
     Raises:
         InvalidUsage: one cannot be read or is out of range.
     """
-    base = _QUICK if args.quick else _FULL
-    try:
-        rate = float(args.request_rate)
-        extra = tuple(shlex.split(args.bench_args))
-    except ValueError as error:
-        raise InvalidUsage(f"--request-rate or --bench-args: {error}") from error
-    return LoadPlan(
-        isl=parse_tokens("--isl", args.isl.split(",")) if args.isl else base.isl,
-        osl=parse_tokens("--osl", args.osl.split(",")) if args.osl else base.osl,
-        concurrency=parse_list("--concurrency", args.concurrency, positive("--concurrency"))
-        if args.concurrency
-        else base.concurrency,
-        prompts_per_concurrency=whole_number(
-            "--prompts-per-concurrency", args.prompts_per_concurrency, 1, MAX_REQUESTS
-        )
-        if args.prompts_per_concurrency
-        else base.prompts_per_concurrency,
-        request_rate=rate,
-        extra_args=extra,
-    )
+    return load_options.parse(args, _QUICK if args.quick else LoadPlan())

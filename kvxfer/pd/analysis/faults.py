@@ -47,7 +47,9 @@ def counts(point: PDPoint, result: BenchResult, replies: Replies) -> Iterator[Fi
 
 
 def output_lengths(point: PDPoint, result: BenchResult, replies: Replies) -> Iterator[Finding]:
-    """Replies of another length than asked for."""
+    """Replies of another length than asked for; those of a trace are of many lengths."""
+    if point.trace:
+        return
     lengths = [reply.num_tokens for reply in replies.completed]
     short = [length for length in lengths if length < point.osl]
     longer = [length for length in lengths if length > point.osl]
@@ -72,7 +74,9 @@ def output_lengths(point: PDPoint, result: BenchResult, replies: Replies) -> Ite
 
 
 def prompt_lengths(point: PDPoint, result: BenchResult, replies: Replies) -> Iterator[Finding]:
-    """Prompts whose length is off by more than ``PROMPT_TOLERANCE``."""
+    """Prompts whose length is off by more than ``PROMPT_TOLERANCE``; not of a trace."""
+    if point.trace:
+        return
     lengths = [result.input_lens[reply.index] for reply in replies.completed]
     off = [size for size in lengths if abs(size - point.isl) > PROMPT_TOLERANCE * point.isl]
     if off:

@@ -105,7 +105,7 @@ def _summarise(
     tpot_ms = [one.tpot_ms for one in replies.completed if one.tpot_ms is not None]
     goodput = judge(replies, objectives, result.duration) if objectives else None
     summary = PointSummary(
-        load=Load(point.isl, point.osl),
+        load=Load.of(point),
         concurrency=point.concurrency,
         num_sent=result.num_requests,
         num_failed=len(replies.failed),

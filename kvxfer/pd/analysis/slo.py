@@ -46,10 +46,11 @@ class Objective:
 
     def is_met_by(self, reply: Reply) -> bool:
         """Whether a completed request meets it."""
-        value = self._value(reply)
+        value = self.value(reply)
         return value is None or value <= self.limit_ms
 
-    def _value(self, reply: Reply) -> float | None:
+    def value(self, reply: Reply) -> float | None:
+        """What is held against the limit, in milliseconds; None where the reply has no such."""
         if self.key == "ttft":
             return reply.ttft_ms
         if self.key == "e2el":

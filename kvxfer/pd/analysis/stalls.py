@@ -27,13 +27,15 @@ def expected_share(*, concurrency: int, isl: int, osl: int, token_budget: int) -
 def stalls_of(setup: PDSetup, point: PDPoint, itl: Distribution) -> Stalls | None:
     """The stalled share of a point's gaps; None where it has none.
 
-    The closed form is of one engine: expected where a set-up is aggregated and its budget known,
-    with the concurrency spread evenly over its engines.
+    The closed form is of one engine in a closed loop: expected where a set-up is aggregated and its
+    budget known, with the concurrency spread evenly over its engines.
     """
     if not len(itl):
         return None
     expected = None
-    if setup.kind == "aggregated" and setup.token_budget is not None and setup.num_prefill:
+    is_closed_loop = point.request_rate is None
+    is_one_engine = setup.kind == "aggregated" and setup.num_prefill > 0
+    if is_closed_loop and is_one_engine and setup.token_budget is not None:
         expected = expected_share(
             concurrency=max(1, round(point.concurrency / setup.num_prefill)),
             isl=point.isl,

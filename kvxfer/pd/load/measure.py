@@ -25,6 +25,7 @@ _IDLE_S = 30.0
 _LOOK_S = 0.25
 _TAIL_LINES = 15
 _CACHED_SHARE = 0.01  # of prompt tokens; below, random prompts met by chance
+_REPEATABLE = {"PYTHONHASHSEED": "0"}  # the client seeds a trace's prompts with hashes of text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,9 @@ class Bench:
         with Child(
             f"client-{folder.name}-{point.stem}",
             [*words, *kept, "--result-filename", result.name],
-            environment=child_environment({}, {"HF_HUB_OFFLINE": str(int(self.model.is_local))}),
+            environment=child_environment(
+                {}, {**_REPEATABLE, "HF_HUB_OFFLINE": str(int(self.model.is_local))}
+            ),
             folder=self.logs,
         ) as child:
             while (status := child.wait(_LOOK_S)) is None:
@@ -170,7 +173,7 @@ def _with_counts(
         return point
     findings = list(point.findings)
     cached = prefill.num_cached_tokens
-    if cached > _CACHED_SHARE * point.num_prompts * point.isl:
+    if not point.trace and cached > _CACHED_SHARE * point.num_prompts * point.isl:
         findings.append(
             f"{cached} of {point.num_prompts * point.isl} prompt tokens came out of the prefix "
             "cache: TTFT is too small; start engines with --no-enable-prefix-caching"

@@ -1,6 +1,7 @@
 """An engine as the proxy sees it: where it is, whether it is up, and what it has to do."""
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from kvxfer.control.addresses import format_url
@@ -16,6 +17,7 @@ class Engine:
         outstanding_tokens: of the requests that it has now, as the proxy estimates them.
         outstanding_requests: their number.
         suspected: set where a request found it dead, so that it is probed at once.
+        work: how long it has had requests.
     """
 
     address: EngineAddress
@@ -23,6 +25,7 @@ class Engine:
     outstanding_tokens: int = 0
     outstanding_requests: int = 0
     suspected: asyncio.Event = field(default_factory=asyncio.Event)
+    work: "Work" = field(default_factory=lambda: Work())
 
     def __str__(self) -> str:
         return f"{self.role} engine {self.name}"
@@ -57,6 +60,29 @@ class Engine:
         return Load(self, num_tokens)
 
 
+@dataclass(slots=True)
+class Work:
+    """How long an engine has had requests, to the last change of their number.
+
+    Attributes:
+        busy_s: seconds with one or more.
+        request_s: seconds of all of them together: the mean number in flight, times the time.
+    """
+
+    busy_s: float = 0.0
+    request_s: float = 0.0
+    _num_requests: int = 0
+    _since_s: float = field(default_factory=time.monotonic)
+
+    def change(self, by: int) -> None:
+        """So many more requests from now on; 0 brings the sums up to now."""
+        now_s = time.monotonic()
+        passed_s, self._since_s = now_s - self._since_s, now_s
+        self.request_s += passed_s * self._num_requests
+        self.busy_s += passed_s if self._num_requests else 0.0
+        self._num_requests += by
+
+
 class Load:
     """One request on one engine, for as long as it lasts."""
 
@@ -65,6 +91,7 @@ class Load:
         self._num_tokens = num_tokens
         engine.outstanding_tokens += num_tokens
         engine.outstanding_requests += 1
+        engine.work.change(1)
 
     def __enter__(self) -> "Load":
         return self
@@ -77,4 +104,5 @@ class Load:
         if self._engine is not None:
             self._engine.outstanding_tokens -= self._num_tokens
             self._engine.outstanding_requests -= 1
+            self._engine.work.change(-1)
             self._engine = None

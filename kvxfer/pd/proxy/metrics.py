@@ -1,19 +1,41 @@
 """What the proxy counts."""
 
+import time
 from collections.abc import Callable, Sequence
 
-from kvxfer.pd.proxy.engine import Engine
-from kvxfer.pd.proxy.prometheus import Counter, Gauge, Histogram, Metric, Values, exposition
+from kvxfer.pd.proxy.engine import Engine, Work
+from kvxfer.pd.proxy.prometheus import (
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    Reading,
+    Values,
+    exposition,
+)
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+# Ten a decade, so that a percentile is known within about a quarter, and usual limits are bounds.
+_STEPS = (1, 1.25, 1.6, 2, 2.5, 3, 4, 5, 6, 8)
+_WAITS_S = (*(step * scale for scale in (1e-3, 1e-2, 0.1, 1, 10) for step in _STEPS), 100, 200, 400)
+_TOKENS = tuple(float(1 << exponent) for exponent in range(21))
 
 
 class Metrics:
     """All of it, under the prefix ``kvxfer_proxy_``."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine], connector: str = "kvxfer") -> None:
+        began_s = time.time()
+
         def of_engines(read: Callable[[Engine], float]) -> Callable[[], Values]:
             return lambda: [((e.role, e.name), read(e)) for e in engines]
+
+        def work(read: Callable[[Work], float]) -> Callable[[], Values]:
+            def up_to_now(engine: Engine) -> float:
+                engine.work.change(0)
+                return read(engine.work)
+
+            return of_engines(up_to_now)
 
         named = ("role", "engine")
         self.num_running = 0
@@ -55,9 +77,60 @@ class Metrics:
             "From a request to the first byte.",
             _SECONDS,
         )
+        self.ttft_s = Histogram(
+            "kvxfer_proxy_time_to_first_token_seconds",
+            "Of streams, as the client sees it.",
+            _WAITS_S,
+        )
+        self.first_gap_s = Histogram(
+            "kvxfer_proxy_first_gap_seconds",
+            "From the first token of a stream to its second.",
+            _WAITS_S,
+        )
+        self.itl_s = Histogram(
+            "kvxfer_proxy_inter_token_latency_seconds",
+            "Gaps of streams, first ones included.",
+            _WAITS_S,
+        )
+        self.tpot_s = Histogram(
+            "kvxfer_proxy_time_per_output_token_seconds", "Mean gap of each stream.", _WAITS_S
+        )
+        self.e2el_s = Histogram(
+            "kvxfer_proxy_e2e_latency_seconds",
+            "From a request to the end of its answer, of 200s.",
+            _WAITS_S,
+        )
+        self.prompt_tokens = Histogram(
+            "kvxfer_proxy_prompt_tokens", "Of each answered request.", _TOKENS
+        )
+        self.output_tokens = Histogram(
+            "kvxfer_proxy_output_tokens", "Of each stream that came to its end.", _TOKENS
+        )
+        self.estimated = Counter(
+            "kvxfer_proxy_prompts_estimated_total",
+            "Prompts whose tokens were estimated from their bytes.",
+        )
         self._all: list[Metric] = [
             self.requests, self.alone, self.gone, self.retries, self.legs, self.discarded,
-            self.notices, self.prefill_s, self.first_byte_s,
+            self.notices, self.prefill_s, self.first_byte_s, self.ttft_s, self.first_gap_s,
+            self.itl_s, self.tpot_s, self.e2el_s, self.prompt_tokens, self.output_tokens,
+            self.estimated,
+            Gauge(
+                "process_start_time_seconds", "When the proxy began, in Unix time.", (),
+                lambda: [((), began_s)],
+            ),
+            Gauge(
+                "kvxfer_proxy_info", "1; its label says what moves KV.", ("connector",),
+                lambda: [((connector,), 1)],
+            ),
+            Reading(
+                "kvxfer_proxy_engine_busy_seconds_total", "With one request or more.", named,
+                work(lambda done: done.busy_s),
+            ),
+            Reading(
+                "kvxfer_proxy_engine_request_seconds_total", "Of all requests together.", named,
+                work(lambda done: done.request_s),
+            ),
             Gauge(
                 "kvxfer_proxy_requests_running", "Requests that are being answered.", (),
                 lambda: [((), self.num_running)],

@@ -35,6 +35,7 @@ class Limits:
 
     Args:
         body_bytes: of a request.
+        header_s: until a new connection has sent the header of its first request.
         body_s: until a client has sent its body.
         connect_s: until an engine accepts a connection.
         request_s: from accepting a request to its last byte.
@@ -45,6 +46,7 @@ class Limits:
     """
 
     body_bytes: int = 32 << 20
+    header_s: float = 30.0
     body_s: float = 30.0
     connect_s: float = 2.0
     request_s: float = 3600.0

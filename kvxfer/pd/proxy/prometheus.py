@@ -32,11 +32,13 @@ class Counter:
         """As `Metric`."""
         yield from _head(self._name, self._help, "counter")
         for values, count in self._values.items():
-            yield f"{self._name}{_braces(self._labels, values)} {count:g}"
+            yield f"{self._name}{_braces(self._labels, values)} {_number(count)}"
 
 
-class Gauge:
-    """What ``read`` says when somebody looks."""
+class Reading:
+    """A counter that is kept elsewhere: what ``read`` says when somebody looks."""
+
+    kind = "counter"
 
     def __init__(
         self, name: str, help_text: str, labels: Sequence[str], read: Callable[[], Values]
@@ -45,9 +47,15 @@ class Gauge:
 
     def lines(self) -> Iterator[str]:
         """As `Metric`."""
-        yield from _head(self._name, self._help, "gauge")
+        yield from _head(self._name, self._help, self.kind)
         for values, value in self._read():
-            yield f"{self._name}{_braces(self._labels, values)} {value:g}"
+            yield f"{self._name}{_braces(self._labels, values)} {_number(value)}"
+
+
+class Gauge(Reading):
+    """The same, of what goes up and down."""
+
+    kind = "gauge"
 
 
 class Histogram:
@@ -71,7 +79,7 @@ class Histogram:
         for bound, count in zip(bounds, self._counts, strict=True):
             total += count
             yield f'{self._name}_bucket{{le="{bound}"}} {total}'
-        yield f"{self._name}_sum {self._sum:g}"
+        yield f"{self._name}_sum {_number(self._sum)}"
         yield f"{self._name}_count {total}"
 
 
@@ -83,6 +91,11 @@ def exposition(metrics: Iterable[Metric]) -> str:
 def _head(name: str, help_text: str, kind: str) -> Iterator[str]:
     yield f"# HELP {name} {help_text}"
     yield f"# TYPE {name} {kind}"
+
+
+def _number(value: float) -> str:
+    """All digits that count: readers subtract large values from each other."""
+    return f"{value:.15g}"
 
 
 def _braces(names: Sequence[str], values: Labels) -> str:

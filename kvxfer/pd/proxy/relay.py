@@ -3,6 +3,7 @@
 Nothing is collected: a client that reads slowly stops the reading of its engine's connection.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -23,12 +24,19 @@ class ClientGone(Exception):
 class Reply:
     """The answer to one request, from its first byte on.
 
+    Args:
+        request: what is answered.
+        see: shown each piece of a stream, just before the client gets it.
+
     Attributes:
         has_begun: whether the client has a status already.
     """
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(
+        self, request: web.Request, see: Callable[[bytes], None] = lambda part: None
+    ) -> None:
         self._request = request
+        self._see = see
         self._response: web.StreamResponse | None = None
         self._tail = b""
 
@@ -56,6 +64,8 @@ class Reply:
             ClientGone: as `begin`.
         """
         self._tail = (self._tail + part)[-len(EVENT_END) :]
+        if self._is_stream:
+            self._see(part)
         try:
             await self.response.write(part)
         except ConnectionError as error:
@@ -105,7 +115,7 @@ class Reply:
         error = error_body(failure.status, str(failure))
         if not self.has_begun:
             await self.whole(Answer(failure.status, [JSON], error))
-        elif self.response.content_type == "text/event-stream" and self._tail in BETWEEN_EVENTS:
+        elif self._is_stream and self._tail in BETWEEN_EVENTS:
             await self.write(b"data: " + error + EVENT_END + DONE)
             await self.end()
         else:
@@ -119,6 +129,10 @@ class Reply:
     def result(self) -> web.StreamResponse:
         """What a handler returns; to a client that has gone it makes no difference."""
         return web.Response() if self._response is None else self._response
+
+    @property
+    def _is_stream(self) -> bool:
+        return self.response.content_type == "text/event-stream"
 
     @property
     def response(self) -> web.StreamResponse:

@@ -18,6 +18,7 @@ from kvxfer.pd.proxy.metrics import Metrics
 from kvxfer.pd.proxy.notices import Notices
 from kvxfer.pd.proxy.options import CONNECTORS, ROUTINGS, ProxyOptions
 from kvxfer.pd.proxy.pairing import require_distinct
+from kvxfer.pd.proxy.patience import Patience
 from kvxfer.pd.proxy.server import Proxy
 from kvxfer.pd.proxy.together import Together
 from kvxfer.pd.proxy.watch import Watch
@@ -38,15 +39,17 @@ async def proxy(options: ProxyOptions) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         legs = Legs(options.limits, options.api_key)
         stack.push_async_callback(legs.close)
-        tools = Tools(legs, options.limits, Metrics(engines))
+        tools = Tools(legs, options.limits, Metrics(engines, options.connector))
         mode = _mode(options, engines, tools)
         stack.push_async_callback(mode.close)
         stack.push_async_callback(tools.background.close)
         watch = Watch(engines, legs, options.limits)
         stack.push_async_callback(watch.close)
         await watch.start()
+        patience = Patience(options.limits.header_s)
+        stack.push_async_callback(patience.close)
         runner = web.AppRunner(
-            Proxy(options, engines, tools, mode).app(),
+            Proxy(options, engines, tools, mode).app(patience),
             access_log=None,
             handler_cancellation=True,  # a client that leaves ends its request at once
             shutdown_timeout=_SHUTDOWN_S,
@@ -54,6 +57,8 @@ async def proxy(options: ProxyOptions) -> AsyncIterator[str]:
         )
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
+        assert runner.server is not None  # since set up
+        patience.start(runner.server)
         yield await _listen(runner, options.host, options.port)
 
 

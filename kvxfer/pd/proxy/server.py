@@ -15,10 +15,12 @@ from kvxfer.pd.proxy.engine import Engine
 from kvxfer.pd.proxy.exchange import Exchange, Mode, Pair, Tools
 from kvxfer.pd.proxy.failure import Failure, LegFailed, Unreachable, error_body
 from kvxfer.pd.proxy.options import ProxyOptions, Role
+from kvxfer.pd.proxy.patience import Patience
 from kvxfer.pd.proxy.prometheus import CONTENT_TYPE
 from kvxfer.pd.proxy.relay import JSON, ClientGone, Reply
 from kvxfer.pd.proxy.rewriting import alone_body
 from kvxfer.pd.proxy.routing import Router, output_tokens, prompt_of
+from kvxfer.pd.proxy.timing import AnswerTimes
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +46,11 @@ class Proxy:
         self._tools = tools
         self._mode = mode
 
-    def app(self) -> web.Application:
+    def app(self, patience: Patience) -> web.Application:
         """All routes."""
         app = web.Application(
-            middlewares=[_in_openai_shape], client_max_size=self._limits.body_bytes
+            middlewares=[patience.middleware, _in_openai_shape],
+            client_max_size=self._limits.body_bytes,
         )
         for path in COMPLETIONS:
             app.router.add_post(path, self._complete)
@@ -59,13 +62,16 @@ class Proxy:
         return app
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        reply = Reply(request)
         metrics = self._tools.metrics
+        times = AnswerTimes(metrics)
+        reply = Reply(request, times.see)
         metrics.num_running += 1
         status = _GONE
         try:
-            await self._answer(request, reply)
+            await self._answer(request, reply, times)
             status = reply.response.status
+            if status == 200:
+                times.end()
         except ClientGone:
             reply.break_off()
         except Failure as failure:
@@ -82,9 +88,10 @@ class Proxy:
                 metrics.gone.add()
         return reply.result()
 
-    async def _answer(self, request: web.Request, reply: Reply) -> None:
+    async def _answer(self, request: web.Request, reply: Reply, times: AnswerTimes) -> None:
         raw = await self._read(request)
         body = read_body(raw, is_chat=request.path == COMPLETIONS[1])
+        times.prompt = prompt_of(body)
         reason = self._mode.why_alone(body)
         if reason is not None:
             self._tools.metrics.alone.add(reason)

@@ -1,0 +1,174 @@
+"""kvxfer pd experiment: one of the articles' experiments, measured or simulated."""
+
+import argparse
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from kvxfer.cli.output import show, write
+from kvxfer.cli.pd import load_options, stack_options
+from kvxfer.cli.pd.bench_watch import watchers
+from kvxfer.cli.pd.status_line import StatusLine
+from kvxfer.errors import InvalidUsage, NotAvailable
+from kvxfer.pd.analysis import parse_objectives
+from kvxfer.pd.experiment_result import ExperimentResult, save_result
+from kvxfer.pd.experiments.base import Experiment
+from kvxfer.pd.experiments.context import Context
+from kvxfer.pd.experiments.options import SIZES, Options, Size
+from kvxfer.pd.experiments.registry import find_experiment, names
+from kvxfer.pd.launch.launcher import scratch_folder
+from kvxfer.report.experiment_page import write_report
+from kvxfer.report.experiment_table import print_experiment
+
+_EXIT_CHECK_FAILED: Final = 1
+_EXIT_INTERRUPTED: Final = 130
+_OUT: Final = "pd-experiments"
+_PIPE_COLUMNS: Final = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the options."""
+    what = parser.add_argument_group("what is asked")
+    what.add_argument("name", nargs="?", metavar="NAME", help=", ".join(names()))
+    what.add_argument("--list", action="store_true", help="say what each experiment asks")
+    what.add_argument(
+        "--size",
+        choices=SIZES,
+        default="cpu",
+        help="set-ups and load for a CPU with the tiny model, or for GPUs",
+    )
+    what.add_argument(
+        "--quick", action="store_true", help="as --size quick: a minute, to see that all works"
+    )
+    what.add_argument(
+        "--out",
+        default=_OUT,
+        metavar="DIR",
+        help="DIR/NAME gets runs, record, page and drawings; a run resumes there",
+    )
+    what.add_argument(
+        "--records",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="what `kvxfer pd bench --out` wrote, instead of measuring",
+    )
+    what.add_argument(
+        "--simulate", action="store_true", help="measure nothing; only what the planner simulates"
+    )
+    what.add_argument(
+        "--setup",
+        action="append",
+        metavar="NAME=KIND[,KEY=VALUE...]",
+        help="instead of the experiment's own, as `kvxfer pd bench` has it",
+    )
+    what.add_argument("--slo", metavar="KEY:MS,...", help="as `kvxfer pd report` has it")
+    what.add_argument(
+        "--engine-figures",
+        metavar="NAME|FILE",
+        help="of the simulated engine: a name that comes with kvxfer, or of `kvxfer pd profile`",
+    )
+    what.add_argument(
+        "--sweep", nargs="+", default=[], metavar="FILE", help="records of `kvxfer sweep --json`"
+    )
+    load_options.add_arguments(parser)
+    stack_options.add_arguments(parser)
+    parser.set_defaults(model=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Conduct an experiment; print its findings, write record, page and drawings.
+
+    Returns:
+        1 where something failed or spoils the figures, 130 after Ctrl-C (what was measured is
+        kept), else 0.
+
+    Raises:
+        InvalidUsage: an option is wrong, or the experiment cannot be done with it.
+        NotAvailable: no vLLM, where something has to be measured.
+    """
+    if args.list or args.name is None:
+        for name in names():
+            write(f"{name}: {find_experiment(name).question}\n")
+        return 0
+    experiment = find_experiment(args.name)
+    folder = Path(args.out) / experiment.name
+    with scratch_folder(stack_options.kept_logs(args)) as logs, StatusLine() as line:
+        context = _context(args, experiment, folder, logs, line)
+        try:
+            result = experiment.run(context)
+        except KeyboardInterrupt:
+            line.say(f"interrupted; the same command goes on with what {folder} lacks")
+            return _EXIT_INTERRUPTED
+        finally:
+            line.close()
+        return _report(result, folder, line)
+
+
+def _context(
+    args: argparse.Namespace,
+    experiment: Experiment,
+    folder: Path,
+    logs: Path,
+    line: StatusLine,
+) -> Context:
+    size: Size = "quick"
+    if not args.quick:
+        size = args.size
+    options = _options(args, experiment.sizes[size])
+    args.model = options.model
+    if args.records and args.simulate:
+        raise InvalidUsage("--records and --simulate: give one of them")
+    return Context(
+        out=folder,
+        size=size,
+        options=options,
+        command=_command(),
+        make_launcher=lambda: stack_options.launcher(args, logs),
+        records=tuple(map(Path, args.records)),
+        simulate_only=args.simulate,
+        watchers=watchers(line),
+        point_timeout_s=load_options.point_timeout_s(args),
+    )
+
+
+def _options(args: argparse.Namespace, base: Options) -> Options:
+    """Those of the experiment, with what the caller gives in their place."""
+    found = replace(base, load=load_options.parse(args, base.load))
+    if args.model is not None:
+        found = replace(found, model=args.model)
+    if args.setup:
+        found = replace(found, setups=tuple(args.setup))
+    if args.slo is not None:
+        parse_objectives(args.slo)
+        found = replace(found, slo=args.slo)
+    if args.engine_figures is not None:
+        found = replace(found, engine=args.engine_figures)
+    if args.sweep:
+        found = replace(found, sweeps=tuple(map(Path, args.sweep)))
+    told = stack_options.engine_args(args)
+    return replace(
+        found,
+        prefill_args=(*found.prefill_args, *told["prefill_args"]),
+        decode_args=(*found.decode_args, *told["decode_args"]),
+    )
+
+
+def _command() -> tuple[str, ...]:
+    return ("kvxfer", *sys.argv[1:])
+
+
+def _report(result: ExperimentResult, folder: Path, line: StatusLine) -> int:
+    save_result(folder, result)
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    show(
+        lambda console: print_experiment(result, console),
+        width=None if on_terminal else _PIPE_COLUMNS,
+    )
+    try:
+        write(f"{shlex.quote(str(write_report(result, folder)))}\n")
+    except NotAvailable as error:
+        line.say(f"no page: {error}")
+    return _EXIT_CHECK_FAILED if result.faults else 0
