@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 TIMEOUT_S = 100.0
+COMMANDS = ("sweep", "ranks", "workers", "tune", "diagnose", "model", "plan", "pd-plan")
 
 
 def blocks(language: str, text: str) -> list[str]:
@@ -19,7 +20,7 @@ def blocks(language: str, text: str) -> list[str]:
 
 def commands(name: str) -> list[str]:
     marked = README.read_text(encoding="utf-8").split(f"<!-- ci: {name} -->\n", 1)[1]
-    return blocks("bash", marked)[0].splitlines()
+    return blocks("bash", marked)[0].replace("\\\n", " ").splitlines()
 
 
 @pytest.mark.parametrize("program", blocks("python", README.read_text(encoding="utf-8")))
@@ -42,10 +43,11 @@ def test_a_program_that_fails_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [line for name in ("sweep", "ranks", "workers", "model", "plan") for line in commands(name)],
+    [line for name in COMMANDS for line in commands(name)],
 )
 def test_a_command_runs(line: str, tmp_path: Path) -> None:
     words = shlex.split(line, comments=True)
     assert words[0] == ".venv/bin/kvxfer"
+    (tmp_path / "bench").symlink_to(ROOT / "bench")  # commands name records by the clone's folders
     program = [sys.executable, "-m", "kvxfer.cli.main", *words[1:]]
     subprocess.run(program, check=True, cwd=tmp_path, timeout=TIMEOUT_S, stdout=subprocess.PIPE)
