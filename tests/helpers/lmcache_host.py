@@ -54,8 +54,13 @@ def _bytes_of(one: Any) -> torch.Tensor:
 
 
 def _expected(one: Any, seed: int) -> torch.Tensor:
-    numbers = torch.arange(one.meta.get_size(), dtype=torch.int64) * 7 + seed
-    return (numbers % PERIOD).to(torch.uint8)
+    return content(one.meta.get_size(), seed)
+
+
+def content(num_bytes: int, seed: int) -> torch.Tensor:
+    """Bytes of a seed."""
+    period = ((torch.arange(PERIOD) * 7 + seed) % PERIOD).to(torch.uint8)
+    return period.repeat(num_bytes // PERIOD + 1)[:num_bytes]
 
 
 class LMCacheHost:
@@ -98,9 +103,12 @@ class LMCacheHost:
 
     def store(
         self, *, first: int, count: int, spec: dict[str, Any] | None, seed: int = 0,
-        timeout_s: float = 20.0,
+        skip: int = 0, timeout_s: float = 20.0,
     ) -> str:  # fmt: skip
-        """Store tokens ``first`` .. ``first + count``; returns ``ok``, ``blocked`` or the error."""
+        """Store tokens ``first`` .. ``first + count`` but for ``skip`` at their beginning.
+
+        Returns ``ok``, ``blocked`` or the error.
+        """
         outcome = ["blocked"]
         target = None if spec is None else SimpleNamespace(receiver_query_port=None, **spec)
 
@@ -108,6 +116,7 @@ class LMCacheHost:
             try:
                 self.engine.store(
                     list(range(first, first + count)),
+                    mask=torch.arange(count) >= skip,
                     transfer_spec=target,
                     req_id="" if spec is None else spec["req_id"],
                     seed=seed,

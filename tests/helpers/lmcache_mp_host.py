@@ -11,11 +11,11 @@ from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc
 from lmcache.v1.distributed.transfer_channel.api import TransferChannelAddress
 from lmcache.v1.distributed.transfer_channel.factory import create_transfer_channel_context
+from lmcache_host import content
 
 from kvxfer.connectors.lmcache.mp import KvxferL2
 
 ALIGN = 4096
-PERIOD = 251
 
 
 class MPHost:
@@ -30,7 +30,7 @@ class MPHost:
         raw = torch.zeros(num_bytes + ALIGN, dtype=torch.uint8)
         first = -raw.data_ptr() % ALIGN
         self.memory = raw[first : first + num_bytes]
-        self.memory.copy_(_content(num_bytes, seed))
+        self.memory.copy_(content(num_bytes, seed))
         began = time.monotonic()
         self.context = create_transfer_channel_context(
             "kvxfer", L1MemoryDesc(self.memory.data_ptr(), num_bytes, ALIGN), url, url
@@ -53,7 +53,7 @@ class MPHost:
     def wrong_bytes(self, *, near: list[int], far: list[int], seed: int) -> int:
         """How many bytes of a piece are not those of a seed's memory."""
         offset, size = near
-        expected = _content(far[0] + size, seed)[far[0] :]
+        expected = content(far[0] + size, seed)[far[0] :]
         return int((self.memory[offset : offset + size] != expected).sum())
 
     def open_l2(self, **params: Any) -> None:
@@ -61,7 +61,7 @@ class MPHost:
 
     def store(self, *, names: list[int], size: int) -> bool:
         """Store objects of the content of their names."""
-        objects = [_object(_content(size, name)) for name in names]
+        objects = [_object(content(size, name)) for name in names]
         task = self.l2.submit_store_task([_key(name) for name in names], objects)
         self._await(self.l2.get_store_event_fd())
         return bool(self.l2.pop_completed_store_tasks()[task].is_successful())
@@ -79,7 +79,7 @@ class MPHost:
         self.l2.submit_unlock([key for index, key in enumerate(keys) if found.test(index)])
         return [
             "absent" if not (found.test(index) and loaded.test(index))
-            else "right" if torch.equal(objects[index].raw_data, _content(size, name))
+            else "right" if torch.equal(objects[index].raw_data, content(size, name))
             else "wrong"
             for index, name in enumerate(names)
         ]  # fmt: skip
@@ -114,11 +114,6 @@ def _object(data: torch.Tensor) -> Any:
 
 def _key(name: int) -> ObjectKey:
     return ObjectKey(chunk_hash=name.to_bytes(8, "big"), model_name="m", kv_rank=0)
-
-
-def _content(num_bytes: int, seed: int) -> torch.Tensor:
-    numbers = torch.arange(num_bytes, dtype=torch.int64) * 7 + seed
-    return (numbers % PERIOD).to(torch.uint8)
 
 
 if __name__ == "__main__":

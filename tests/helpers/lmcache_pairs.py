@@ -11,13 +11,15 @@ from peer_process import ChildProcess
 
 PROGRAM = Path(__file__).with_name("lmcache_host.py")
 MP_PROGRAM = PROGRAM.with_name("lmcache_mp_host.py")
+CLIENT_PROGRAM = PROGRAM.with_name("lmcache_client_host.py")
 PAGE_BYTES = 2 << 20
 NUM_PAGES = 32
 HOST = "127.0.0.1"
 MODES = ("async", "sync")
-START_S = 120.0
+START_S = 240.0
 ENVIRONMENT = {
     "LMCACHE_TRACK_USAGE": "false",
+    "LMCACHE_DISABLE_BANNER": "1",
     "LMCACHE_LOG_LEVEL": "ERROR",
     "PYTHONHASHSEED": "0",
     "CUDA_VISIBLE_DEVICES": "",

@@ -13,7 +13,7 @@ from lmcache_pairs import HOST, PROGRAM, HostProcess
 from peer_process import RemoteError
 
 P2P_PROGRAM = PROGRAM.with_name("lmcache_p2p_host.py")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

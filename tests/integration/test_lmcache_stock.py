@@ -15,7 +15,7 @@ TOKENS, CHUNKS = 1000, 4
 STOCK: dict[str, Any] = {"installs": False, "channel": "nixl"}
 LIMIT = {"kvxfer.connect_timeout_s": 10.0}
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

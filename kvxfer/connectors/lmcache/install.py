@@ -23,6 +23,7 @@ _FACTORY = _V1 + "transfer_channel"
 _ASYNC = _V1 + "storage_backend.pd_backend_async"
 _SYNC = _V1 + "storage_backend.pd_backend"
 _P2P = _V1 + "storage_backend.p2p_backend"
+_ENGINE = _V1 + "cache_engine"
 _USERS = (_FACTORY, _ASYNC, _SYNC, _P2P)
 
 # What is called or overridden, with the names of its parameters.
@@ -39,6 +40,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = {
         "device",
         "kwargs",
     ),
+    f"{_ENGINE}:LMCacheEngine.store": ("self", "tokens", "hashes", "offsets", "mask", "kwargs"),
     f"{_ASYNC}:PDBackendAsync.__init__": ("self", "config", "metadata"),
     f"{_ASYNC}:PDBackendAsync._init_receiver": ("self",),
     f"{_ASYNC}:PDBackendAsync._async_remote_allocate": ("self", "receiver_id", "alloc_request"),
@@ -140,7 +142,9 @@ def _find(name: str) -> Any:
 def _rebind() -> None:
     from kvxfer.connectors.lmcache.channel import KvxferChannel
     from kvxfer.connectors.lmcache.pd_async import KvxferPDBackendAsync
+    from kvxfer.connectors.lmcache.pd_common import pages_of_sender
     from kvxfer.connectors.lmcache.pd_sync import KvxferPDBackend
+    from kvxfer.connectors.lmcache.splitting import splitting
 
     stock = _find(f"{_FACTORY}:CreateTransferChannel")
 
@@ -169,6 +173,8 @@ def _rebind() -> None:
     _prefer(_find(f"{_ASYNC}:PDBackendAsync"), KvxferPDBackendAsync)
     _prefer(_find(f"{_SYNC}:PDBackend"), KvxferPDBackend)
     _pass_options(_find(f"{_P2P}:P2PBackend"))
+    engine = _find(f"{_ENGINE}:LMCacheEngine")
+    engine.store = splitting(engine.store, pages_of_sender)
     _log.info("LMCache %s uses kvxfer's channel", metadata.version("lmcache"))
 
 

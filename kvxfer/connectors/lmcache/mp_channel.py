@@ -50,11 +50,12 @@ class KvxferContext(TransferChannelContext):  # type: ignore[misc]
             InvalidUsage: memory or hosts that cannot be used.
             NotAvailable: the port is taken, or no transport works here.
         """
-        memory = l1_memory_desc
-        self._size, self._align = memory.size, memory.align_bytes
+        memory, page_bytes = l1_memory_desc, l1_memory_desc.align_bytes
+        # A size in GB may end within a page, in which LMCache places nothing.
+        self._size = memory.size // page_bytes * page_bytes
         self._clients: dict[str, _Client] = {}
         self._lock = threading.Lock()
-        self._pool = PagePool(memory.ptr, memory.size, memory.align_bytes, is_device=False)
+        self._pool = PagePool(memory.ptr, self._size, page_bytes, is_device=False)
         host, advertised = (url.rpartition(":")[0] for url in (listen_url, advertise_url))
         is_open = not is_loopback(resolve_host(host))
         if is_open:

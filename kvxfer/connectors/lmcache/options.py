@@ -19,7 +19,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         transport: a name of `kvxfer.available_transports`, or ``auto``.
-        num_threads: threads of copies on hosts; None = all CPUs, at most 8.
+        num_threads: threads of copies on hosts; None = the measured best.
         num_sms: SMs of a copy on GPUs; 0 = the measured best.
         key_file: the key that both sides hold. Without one, whoever reaches the ports is let in,
             as with LMCache's own channel.

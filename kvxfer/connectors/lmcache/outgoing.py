@@ -8,6 +8,19 @@ from kvxfer.errors import InvalidUsage, TransferTimeout
 _FAILED = "kvxfer_failed"
 
 
+class Host(str):
+    """A receiver's host, to which LMCache adds the number of a port to name the receiver.
+
+    It does so without a separator, by which 127.0.0.1 with port 17300 and 127.0.0.11 with port 7300
+    have one name, and the pages of the second go to the first.
+    """
+
+    __slots__ = ()
+
+    def __add__(self, port: str) -> str:
+        return f"{self}:{port}"
+
+
 class Batch:
     """A request's ``DisaggSpec`` as it was when one batch of it was submitted.
 
@@ -17,6 +30,7 @@ class Batch:
 
     def __init__(self, spec: Any) -> None:
         self.request = spec
+        self.receiver_host = Host(spec.receiver_host)
         self._is_last = bool(getattr(spec, "is_last_prefill", False))
 
     @property
@@ -76,6 +90,6 @@ class InFlight:
         if not shelf.num_free():
             raise InvalidUsage(
                 f"one store needs more than the {shelf.num_pages} pages of {shelf.page_bytes} "
-                "bytes of this sender's pool, and nothing is sent before all is gathered; raise "
-                "pd_buffer_size, or let the engine prefill fewer tokens at a time"
+                "bytes of this sender's pool; raise pd_buffer_size, or let the engine prefill "
+                "fewer tokens at a time"
             )

@@ -236,6 +236,15 @@ class PDHooks:
         return super().get_blocking(key)  # type: ignore[misc]
 
 
+def pages_of_sender(engine: Any) -> int | None:
+    """Pages of the pool of an engine that sends by a back end with `PDHooks`; else None."""
+    manager = engine.storage_manager
+    backend: Any = None if manager is None else manager.storage_backends.get("PDBackend")
+    if not isinstance(backend, PDHooks) or engine.config.enable_blending:
+        return None
+    return backend._parts.shelf.num_pages
+
+
 def _limit_s(config: Any) -> float:
     limit = float(config.pd_allocation_timeout_sec)
     return _MAX_WAIT_S if math.isinf(limit) else limit

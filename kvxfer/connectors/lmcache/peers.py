@@ -74,8 +74,7 @@ class Peers(Closing):
         known = self._urls.get(peer_id, url)
         if known != url:
             raise InvalidUsage(
-                f"{peer_id!r} stands for {known} and for {url}, because LMCache joins host and "
-                "port without a separator; give one of them another port"
+                f"{peer_id!r} stands for {known} and for {url}; give one of them another port"
             )
         try:
             self._lane(peer_id, partial(self._greet, local_id, url)).connect()
