@@ -37,6 +37,7 @@ CUDA_HEADERS = {"core/cuda_check.hpp", "core/driver.hpp"}
 UCX_HEADERS = {
     f"ucx/{name}.hpp" for name in ("channel", "connection", "library", "pieces", "worker")
 }
+CXX20_HEADERS = {"bit", "concepts", "format", "ranges", "source_location", "span", "stop_token"}
 CUDA_USERS = {f"csrc/{header}" for header in CUDA_HEADERS} | {
     "csrc/core/driver.cpp",
     "csrc/memory/device.cpp",
@@ -117,6 +118,25 @@ def ucx_headers(sources: Sources) -> list[str]:
     ]
 
 
+def device_standard(sources: Sources) -> list[str]:
+    """Device code is C++17: older CMake knows no flag for more. So are headers that it includes."""
+    found: dict[str, list[tuple[str, bool]]] = {}
+    for path, header, ours in includes(sources):
+        found.setdefault(path, []).append((header, ours))
+    reached, waiting = set(), [path for path in sources if path.endswith(".cu")]
+    while waiting:
+        path = waiting.pop()
+        if path not in reached:
+            reached.add(path)
+            waiting += [f"csrc/{header}" for header, ours in found.get(path, []) if ours]
+    return [
+        f"{path}: includes {header}: device code is C++17"
+        for path in sorted(reached)
+        for header, ours in found.get(path, [])
+        if not ours and header in CXX20_HEADERS
+    ]
+
+
 def native_environment(sources: Sources) -> list[str]:
     return code_matches(sources, r"\b(secure_)?getenv\b|\benviron\b", "(settings are passed down)")
 
@@ -131,6 +151,7 @@ RULES: tuple[Rule, ...] = (
     pybind_home,
     cuda_headers,
     ucx_headers,
+    device_standard,
     native_environment,
     native_evaluation,
 )
@@ -165,6 +186,7 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (cpp_arrows, "csrc/transport/a.cpp", '#include "ucx/wire.hpp"'),
     (ucx_headers, "csrc/bindings/a.cpp", '#include "ucx/worker.hpp"'),
     (ucx_headers, "csrc/ucx/no_ucx.cpp", "#include <ucp/api/ucp.h>"),
+    (device_standard, "csrc/copy/a.cu", "#include <span>"),
     (native_environment, "csrc/memory/a.cpp", 'auto home = std::getenv("HOME");'),
 ]
 
@@ -174,6 +196,12 @@ def test_the_rule_sees_a_planted_violation(rule: Rule, path: str, source: str) -
     complaints = rule({path: source})
     assert len(complaints) == 1
     assert path in complaints[0]
+
+
+def test_device_code_is_followed_into_its_headers() -> None:
+    sources = {"csrc/copy/a.cu": '#include "copy/a.hpp"', "csrc/copy/a.hpp": "#include <span>"}
+    assert device_standard(sources) == ["csrc/copy/a.hpp: includes span: device code is C++17"]
+    assert device_standard({"csrc/copy/a.hpp": "#include <span>"}) == []
 
 
 def test_every_rule_has_a_planted_violation() -> None:

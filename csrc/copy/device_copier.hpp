@@ -5,8 +5,8 @@
 #include <string>
 
 #include "copy/copy_plan.hpp"
-#include "copy/list_copy.hpp"
 #include "copy/pattern.hpp"
+#include "copy/segment_lookup.hpp"
 #include "copy/stream_mark.hpp"
 #include "transport/completion_board.hpp"
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "copy/copy_plan.hpp"
+#include "copy/segment_lookup.hpp"
 #include "memory/device.hpp"
 
 namespace kvxfer {
@@ -55,14 +56,6 @@ class DescriptorList {
   std::uint64_t bits_ = 0;
   std::vector<std::uint32_t> ranges_used_;
   std::unique_ptr<DeviceBuffer> on_device_;
-};
-
-/// What the segments of a plan stand for where they are not places but numbers of descriptors
-/// (source in `src_block`, destination in `dst_block`): a kernel puts the places in their stead.
-struct SegmentLookup {
-  std::uint64_t src_addresses;  // of a table in the memory of the GPU that copies
-  std::uint64_t dst_addresses;
-  std::uint32_t unit_bytes;
 };
 
 /// Chosen descriptors of one list to as many of another, as a plan. An address is a segment: its

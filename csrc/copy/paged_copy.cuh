@@ -5,7 +5,7 @@
 #include "copy/copy_plan.hpp"
 #include "copy/device_copier.hpp"
 #include "copy/kernel_box.hpp"
-#include "copy/list_copy.hpp"
+#include "copy/segment_lookup.hpp"
 
 namespace kvxfer {
 
