@@ -156,6 +156,7 @@ class Pair:
         try:
             side = Side(process, role, self.mode, ports, **(self._common | more))
         except BaseException:
+            process.kill()  # half an engine does not end by itself
             process.close()
             raise
         side.is_reusable = side.is_reusable and env is None

@@ -42,6 +42,7 @@ def new_server() -> Iterator[MakeServer]:
 def client() -> Iterator[HostProcess]:
     made = HostProcess(program=CLIENT_PROGRAM)
     yield made
+    made.kill()  # its clients would wait for servers that are gone
     made.close()
 
 
