@@ -109,7 +109,9 @@ def tool(*arguments: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "out.json"
         command = [sys.executable, "-m", "kvxfer", *arguments, "--json", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TOOL_S, check=False, cwd=folder
+        )
         if not path.exists():
             raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
         found: dict[str, Any] = json.loads(path.read_text())
