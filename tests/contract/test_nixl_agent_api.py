@@ -95,6 +95,7 @@ def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60,
+        cwd="/",
         check=False,
     )
 
