@@ -104,9 +104,8 @@ class ReceiveSide:
         self._incoming: dict[str, _Incoming] = {}
         self._asking: dict[str, _Asking] = {}  # what the scheduler has not placed yet
         self._closed: OrderedDict[str, str] = OrderedDict()
-        self._left: OrderedDict[str, str] = (
-            OrderedDict()
-        )  # whose sender left before they were placed
+        # Whose sender left before they were placed.
+        self._left: OrderedDict[str, str] = OrderedDict()
         self._deadlines: list[tuple[float, str]] = []  # a heap
         self._ended: list[Ended] = []
         self._abort: Callable[[str, str], None] = lambda request_id, reason: None

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.advise.buckets import Between, Buckets
-from kvxfer.pd.analysis.slo import KEYS
+from kvxfer.pd.analysis.slo import parse_each, parse_limit_ms, require_key
 from kvxfer.pd.summary import Distribution, PointSummary
 
 Verdict: TypeAlias = Literal["holds", "broken", "unclear", "idle", "missing"]
@@ -105,13 +105,7 @@ def parse_targets(text: str) -> tuple[Target, ...]:
     Raises:
         InvalidUsage: nothing is named, something is unknown or named twice, or a limit is no time.
     """
-    targets = tuple(_parse(part.strip()) for part in text.split(",") if part.strip())
-    if not targets:
-        raise InvalidUsage(f"--slo {text!r} names nothing; {_REMEDY}")
-    kinds = [(one.key, one.percent) for one in targets]
-    if len(set(kinds)) < len(kinds):
-        raise InvalidUsage(f"--slo {text!r} limits one thing twice; give one limit for each")
-    return targets
+    return parse_each(text, _parse, _REMEDY)
 
 
 def _parse(text: str) -> Target:
@@ -119,16 +113,9 @@ def _parse(text: str) -> Target:
     if len(parts) != 3:
         raise InvalidUsage(f"--slo: cannot read {text!r}; {_REMEDY}")
     key, statistic, limit = parts
-    if key not in KEYS:
-        raise InvalidUsage(f"--slo: {key!r} is not known; use {', '.join(KEYS)}")
+    require_key(key)
     match = _PERCENT.fullmatch(statistic)
     percent = float(match[1]) if match else None
     if (match is None and statistic != "mean") or (percent is not None and percent > 100.0):
         raise InvalidUsage(f"--slo: {text!r} is not p0 to p100, or mean; {_REMEDY}")
-    try:
-        limit_ms = float(limit)
-    except ValueError:
-        limit_ms = math.nan
-    if not 0.0 < limit_ms < math.inf:
-        raise InvalidUsage(f"--slo: {limit!r} is not a limit in milliseconds above zero")
-    return Target(key, percent, limit_ms)
+    return Target(key, percent, parse_limit_ms(limit))

@@ -16,7 +16,9 @@ failed is not good. A reply of one token has no gaps and no TPOT, and is judged 
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -27,6 +29,16 @@ from kvxfer.pd.summary import Goodput
 KEYS = ("ttft", "first_gap", "itl", "tpot", "e2el")
 _STATISTIC = re.compile(r"p([0-9]{1,3}(?:\.[0-9]{1,6})?)|mean|max")
 _REMEDY = "write KEY:MS, or itl:p99:MS, separated by commas"
+
+
+class _Named(Protocol):
+    @property
+    def key(self) -> str: ...
+    @property
+    def percent(self) -> float | None: ...
+
+
+_Limit = TypeVar("_Limit", bound=_Named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +84,56 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
     Raises:
         InvalidUsage: nothing is named, a key is unknown or given twice, or a limit is no time.
     """
-    objectives = tuple(_parse(part.strip()) for part in text.split(",") if part.strip())
-    if not objectives:
-        raise InvalidUsage(f"--slo {text!r} names nothing; {_REMEDY}")
-    kinds = [(one.key, one.percent) for one in objectives]
+    return parse_each(text, _parse, _REMEDY)
+
+
+def parse_each(text: str, parse: Callable[[str], _Limit], remedy: str) -> tuple[_Limit, ...]:
+    """Read limits that commas part, each by ``parse``.
+
+    Raises:
+        InvalidUsage: there is none, with ``remedy``, or one thing is limited twice.
+    """
+    limits = tuple(parse(part.strip()) for part in text.split(",") if part.strip())
+    if not limits:
+        raise InvalidUsage(f"--slo {text!r} names nothing; {remedy}")
+    kinds = [(one.key, one.percent) for one in limits]
     if len(set(kinds)) < len(kinds):
         raise InvalidUsage(f"--slo {text!r} limits one thing twice; give one limit for each")
-    return objectives
+    return limits
+
+
+def require_key(key: str) -> None:
+    """Check what a limit is of.
+
+    Raises:
+        InvalidUsage: it is none of `KEYS`.
+    """
+    if key not in KEYS:
+        raise InvalidUsage(f"--slo: {key!r} is not known; use {', '.join(KEYS)}")
+
+
+def parse_limit_ms(text: str) -> float:
+    """Read a limit in milliseconds.
+
+    Raises:
+        InvalidUsage: it is no time above zero.
+    """
+    try:
+        limit_ms = float(text)
+    except ValueError:
+        limit_ms = math.nan
+    if not 0.0 < limit_ms < math.inf:
+        raise InvalidUsage(f"--slo: {text!r} is not a limit in milliseconds above zero")
+    return limit_ms
 
 
 def _parse(text: str) -> Objective:
     key, *rest = text.split(":")
-    if key not in KEYS:
-        raise InvalidUsage(f"--slo: {key!r} is not known; use {', '.join(KEYS)}")
+    require_key(key)
     if not 1 <= len(rest) <= (2 if key == "itl" else 1):
         raise InvalidUsage(f"--slo: cannot read {text!r}; {_REMEDY}")
     percent = _percent(rest[0]) if len(rest) == 2 else 100.0
-    try:
-        limit_ms = float(rest[-1])
-    except ValueError:
-        limit_ms = math.nan
-    if not 0.0 < limit_ms < math.inf:
-        raise InvalidUsage(f"--slo: {rest[-1]!r} is not a limit in milliseconds above zero")
-    return Objective(key, limit_ms, percent)
+    return Objective(key, parse_limit_ms(rest[-1]), percent)
 
 
 def _percent(text: str) -> float | None:

@@ -24,6 +24,7 @@ from kvxfer.pd.experiments.panels import (
     against_concurrency,
     cdf_by_concurrency,
     cdf_by_setup,
+    holds_from,
     point_table,
 )
 from kvxfer.pd.experiments.runs import environment_of, findings_of
@@ -124,9 +125,7 @@ def winning_from(
     if not both:
         return ""
     wins = [ours < theirs * (1.0 - EVEN) for _, theirs, ours in both]
-    first_kept = len(wins)
-    while first_kept and wins[first_kept - 1]:
-        first_kept -= 1
+    first_kept = holds_from(wins)
     most, theirs, ours = both[-1]
     figures = (
         f"at {most}: {format_number(ours)} against {format_number(theirs)} {metric.unit} of "

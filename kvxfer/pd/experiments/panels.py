@@ -35,6 +35,14 @@ class Metric:
     value: Callable[[PointSummary], float]
 
 
+def holds_from(held: Sequence[bool]) -> int:
+    """From which place on everything holds, to the last; their number where the last does not."""
+    start = len(held)
+    while start and held[start - 1]:
+        start -= 1
+    return start
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One distribution of a point, and its axis."""

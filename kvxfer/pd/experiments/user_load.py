@@ -28,16 +28,23 @@ from kvxfer.pd.experiments.base import Experiment
 from kvxfer.pd.experiments.context import Context
 from kvxfer.pd.experiments.mixed_trace import write_mixed_trace
 from kvxfer.pd.experiments.options import Options
-from kvxfer.pd.experiments.panels import ITL_P99, METRICS, TTFT_P50, TTFT_P99, Metric, number
+from kvxfer.pd.experiments.panels import (
+    ITL_P99,
+    METRICS,
+    TTFT_P50,
+    TTFT_P99,
+    Metric,
+    holds_from,
+    number,
+)
 from kvxfer.pd.experiments.runs import environment_of, findings_of
 from kvxfer.pd.load.plan import LoadPlan
 from kvxfer.pd.load.replay import read_replay
 from kvxfer.pd.summary import EVEN, Load, PointSummary, RunSummary
 from kvxfer.units import format_number
 
-_KEPT: Final = (
-    0.9  # of the requests: a set-up that has fewer good ones does not keep the objectives
-)
+# Of the requests: a set-up that has fewer good ones does not keep the objectives.
+_KEPT: Final = 0.9
 _SEED: Final = 7
 _TRACE_FOLDER: Final = "trace"
 _GOODPUT: Final = Metric(
@@ -187,9 +194,7 @@ def pays_from(
     if not both:
         return f"{second} and {first} share no rate"
     pays = [mine > aggregated * (1.0 + EVEN) for _, aggregated, mine in both]
-    at = len(pays)
-    while at and pays[at - 1]:
-        at -= 1
+    at = holds_from(pays)
     highest, aggregated, mine = both[-1]
     figures = (
         f"at {highest:g}/s: {format_number(mine)} good requests/s against "
