@@ -196,8 +196,10 @@ def test_a_slot_of_the_board_is_in_use_while_its_peer_is_linked(
         endpoint = in_this_process.host.endpoint
         slot = endpoint._slots[pair.peer.connection]
         assert endpoint._board._words[slot, 1] == os.getpid()
+        assert not endpoint._board.has_parted(slot)
         pair.peer.close()
-        eventually(lambda: endpoint._board._words[slot, 1] == 0, "the slot is free again")
+        eventually(lambda: endpoint._board.has_parted(slot), "the slot's peer has parted")
+        assert endpoint._board.identity_of(slot) is None
 
 
 def test_200_connections_leave_nothing_on_either_side(pair: Pair) -> None:
