@@ -95,7 +95,6 @@ def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60,
-        cwd="/",
         check=False,
     )
 

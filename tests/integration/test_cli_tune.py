@@ -238,7 +238,6 @@ def test_env_says_which_profile_is_used(
     program = [sys.executable, "-m", "kvxfer", "env"]
     found = subprocess.run(
         program,
-        cwd=tmp_path,
         env=child_environment({"KVXFER_TUNING": str(path), "COLUMNS": "200"}),
         capture_output=True,
         text=True,
