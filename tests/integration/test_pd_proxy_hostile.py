@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import logging
 import socket
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
 from pd_proxies import CHAT, COMPLETIONS, QUICK, Setup, run, serving, until_true
+
+from kvxfer.pd.proxy import http_log
 
 GOOD = {"prompt": [1, 2, 3], "max_tokens": 2}
 SMALL = replace(QUICK, body_bytes=10_000, body_s=0.5, header_s=0.5)
@@ -188,7 +191,7 @@ def test_a_body_that_never_comes_is_status_408() -> None:
     ],
     ids=["noise", "version", "negative_length", "two_lengths", "long_header", "many_headers"],
 )
-def test_what_is_no_http_ends_the_connection(data: bytes) -> None:
+def test_what_is_no_http_ends_the_connection(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with serving() as setup:
             with connected(setup) as client:
@@ -197,6 +200,15 @@ def test_what_is_no_http_ends_the_connection(data: bytes) -> None:
             await still_serves(setup)
 
     run(test())
+    assert [one for one in caplog.records if one.exc_info or one.levelno > logging.WARNING] == []
+
+
+def test_other_errors_keep_their_tracebacks(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise ValueError("a fault of ours")
+    except ValueError:
+        http_log.log.exception("Error handling request from %s", "x")
+    assert "a fault of ours" in caplog.text
 
 
 def send_and_read(client: socket.socket, data: bytes) -> bytes:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from kvxfer.control.addresses import format_url, resolve_host
 from kvxfer.errors import InvalidUsage, NotAvailable
+from kvxfer.pd.proxy import http_log
 from kvxfer.pd.proxy.engine import Engine
 from kvxfer.pd.proxy.exchange import Mode, Tools
 from kvxfer.pd.proxy.in_turn import InTurn
@@ -51,6 +52,7 @@ async def proxy(options: ProxyOptions) -> AsyncIterator[str]:
         runner = web.AppRunner(
             Proxy(options, engines, tools, mode).app(patience),
             access_log=None,
+            logger=http_log.log,
             handler_cancellation=True,  # a client that leaves ends its request at once
             shutdown_timeout=_SHUTDOWN_S,
             auto_decompress=False,
