@@ -13,10 +13,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from types import FrameType
 
 import kvxfer
+from kvxfer.cli.commands import add_commands
 from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable
 
 EXIT_CHECK_FAILED = 1
@@ -42,18 +42,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvxfer",
         description="Move paged KV caches between prefill and decode workers, and measure it.",
+        formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"kvxfer {kvxfer.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, to stderr")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in _COMMANDS:
-        module = import_module(f"kvxfer.cli.{name}")
-        summary = (module.__doc__ or "").strip().splitlines()[0].split(": ", 1)[-1]
-        command = commands.add_parser(
-            name, help=summary, description=summary, formatter_class=_Help
-        )
-        command.set_defaults(run=module.run, parser=command)
-        module.add_arguments(command)
+    add_commands(parser, "kvxfer.cli", _COMMANDS, "run")
     return parser
 
 
@@ -63,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows ? for µ
     command = ""
     try:
-        # Commands are imported here, not above: that takes long enough to be interrupted.
+        # The command is imported here, not above: that takes long enough to be interrupted.
         with _signals(_leave, signal.SIGINT, signal.SIGTERM):
             args, unknown = build_parser().parse_known_args(argv)
         if unknown:  # the command's own usage helps more than the program's
             args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        command = args.command
+        command = args.run_command
         logging.basicConfig(
             stream=sys.stderr,
             level=logging.INFO if args.verbose else logging.WARNING,

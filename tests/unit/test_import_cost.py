@@ -1,30 +1,11 @@
 """``import kvxfer`` brings in nothing heavy; a name brings in its own room when it is used."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from imports import modules_after
 
 HEAVY = {"torch", "cupy", "zmq", "rich", "pynvml", "msgspec", "kvxfer._core", "vllm", "nixl"}
-
-
-def modules_after(statement: str, folder: Path) -> set[str]:
-    """Modules that a fresh interpreter has after ``statement`` and had not before."""
-    code = (
-        f"import sys, json; before = set(sys.modules); {statement}; "
-        "print(json.dumps(sorted(set(sys.modules) - before)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return set(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize(

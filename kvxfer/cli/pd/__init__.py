@@ -1,8 +1,8 @@
 """kvxfer pd: prefill and decode on separate engines: serve, measure, report, plan."""
 
 import argparse
-from importlib import import_module
 
+from kvxfer.cli.commands import add_commands
 from kvxfer.pd.launch.child import all_ended
 
 _COMMANDS: tuple[str, ...] = (
@@ -21,15 +21,7 @@ _COMMANDS: tuple[str, ...] = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the sub-commands, one module of this package each."""
-    commands = parser.add_subparsers(dest="pd_command", required=True, metavar="COMMAND")
-    for name in _COMMANDS:
-        module = import_module(f"kvxfer.cli.pd.{name}")
-        summary = (module.__doc__ or "").strip().splitlines()[0].split(": ", 1)[-1]
-        command = commands.add_parser(
-            name, help=summary, description=summary, formatter_class=parser.formatter_class
-        )
-        command.set_defaults(run_pd=module.run, parser=command)
-        module.add_arguments(command)
+    add_commands(parser, "kvxfer.cli.pd", _COMMANDS, "run_pd")
 
 
 def run(args: argparse.Namespace) -> int:
