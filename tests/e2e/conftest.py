@@ -67,7 +67,7 @@ def pair(
         tiny,
         tmp_path_factory.mktemp("pair"),
         on_failure="recompute",
-        receive_timeout_s=6.0,
+        receive_timeout_s=12.0,
         transport=transport,
         prefill=["--max-num-batched-tokens", "512"],
     )

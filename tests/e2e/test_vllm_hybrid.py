@@ -31,7 +31,7 @@ def hybrid(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pai
         folder,
         folder,
         on_failure="fail",
-        receive_timeout_s=2.0,
+        receive_timeout_s=15.0,
         prefill=["--no-enable-prefix-caching", "--max-num-batched-tokens", "300"],
         decode=["--no-enable-prefix-caching"],
     )
