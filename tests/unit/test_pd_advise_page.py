@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvxfer.errors import ProtocolMismatch
@@ -85,6 +85,7 @@ def test_large_counts_keep_their_digits() -> None:
     values=st.lists(st.floats(1e-4, 50.0), min_size=1, max_size=60),
     percent=st.floats(0.0, 100.0),
 )
+@example(values=[0.0078125], percent=0.0)
 def test_a_percentile_lies_between_its_bounds(values: list[float], percent: float) -> None:
     bounds = (0.001, 0.01, 0.1, 1.0, 10.0)
     histogram = Histogram("h", "H.", bounds)

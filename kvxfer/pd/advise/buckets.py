@@ -60,7 +60,8 @@ class Buckets:
         for bound, in_bucket in zip(self.bounds, self.counts, strict=True):
             if in_bucket and below + in_bucket >= wanted * (1 - 1e-12):
                 part = (wanted - below) / in_bucket
-                estimate = low if math.isinf(bound) else low + (bound - low) * min(1.0, part)
+                # Rounding must not carry it past its bucket.
+                estimate = low if math.isinf(bound) else min(bound, low + (bound - low) * part)
                 return Between(low, bound, estimate)
             below += in_bucket
             low = bound
