@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import zmq
+from free_ports import free_ports
 
 from kvxfer.control import CommitRequest, ControlClient, ControlServer, Done, SharedKey
 from kvxfer.control.calls import Calls
 from kvxfer.errors import ControlTimeout, InvalidUsage, KvxferError, NotAvailable
 
 GUARD_S = 20.0  # far above what is waited for; it only keeps a failure from hanging
+REFUSED_S = 3.0  # all of it is waited for; long enough to see on a busy machine how a meeting fails
 HANDLERS = {"alloc": {CommitRequest: lambda message: Done(message.request_id)}}
 
 
@@ -85,7 +87,7 @@ def test_others_do_not_get_in_and_learn_why(
             ControlClient(address, Done, key=keys[holder]) as client,  # type: ignore[arg-type]
             pytest.raises(kind, match=text),
         ):
-            client.call(CommitRequest("bad"), deadline_s=1.0)
+            client.call(CommitRequest("bad"), deadline_s=REFUSED_S)
         assert (server.num_unadmitted > 0) == (holder == "half")
         with ControlClient(address, Done, key=key, deadline_s=GUARD_S) as client:
             assert client.call(CommitRequest("good")) == Done("good")
@@ -114,17 +116,19 @@ def test_a_key_that_is_not_admitted_is_no_timeout(key: SharedKey) -> None:
 
 def test_a_client_calls_again_after_a_foreign_greeting(key: SharedKey) -> None:
     """libzmq gives up the connection to what is no ZMTP peer; the next call makes another."""
-    with socket.create_server(("127.0.0.1", 0)) as foreign:
-        port = foreign.getsockname()[1]
-        with ControlClient(f"tcp://127.0.0.1:{port}", Done, key=key) as client:
-            greeter = threading.Thread(target=greet, args=(foreign,))
-            greeter.start()
-            with pytest.raises(ControlTimeout, match="nothing was sent"):
-                client.call(CommitRequest("r"), deadline_s=0.5)
-            foreign.close()
-            greeter.join(GUARD_S)
-            with ControlServer(HANDLERS, ports={"alloc": port}, key=key):
-                assert client.call(CommitRequest("r"), deadline_s=GUARD_S) == Done("r")
+    (port,) = free_ports(1)
+    with (
+        socket.create_server(("127.0.0.1", port)) as foreign,
+        ControlClient(f"tcp://127.0.0.1:{port}", Done, key=key) as client,
+    ):
+        greeter = threading.Thread(target=greet, args=(foreign,))
+        greeter.start()
+        with pytest.raises(ControlTimeout, match="nothing was sent"):
+            client.call(CommitRequest("r"), deadline_s=0.5)
+        foreign.close()
+        greeter.join(GUARD_S)
+        with ControlServer(HANDLERS, ports={"alloc": port}, key=key):
+            assert client.call(CommitRequest("r"), deadline_s=GUARD_S) == Done("r")
 
 
 def greet(listener: socket.socket) -> None:
@@ -141,7 +145,7 @@ def test_a_client_with_a_key_does_not_talk_to_a_server_without(key: SharedKey) -
         ControlClient(server.addresses["alloc"], Done, key=key) as client,
         pytest.raises(ControlTimeout, match="the other has none"),
     ):
-        client.call(CommitRequest("r"), deadline_s=1.0)
+        client.call(CommitRequest("r"), deadline_s=REFUSED_S)
 
 
 class Relay:

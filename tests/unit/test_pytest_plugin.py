@@ -1,6 +1,7 @@
 """The pytest plug-in, as a user's own suite sees it: in a pytest of its own."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -57,6 +58,9 @@ SUMMARY = "every byte checked by the receiver"
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs a user's test file, with a conftest perhaps, in a pytest of its own."""
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", raising=False)
+    for name in [one for one in os.environ if one.startswith("PYTEST_XDIST_")]:
+        monkeypatch.delenv(name)  # it is not of the processes that run these tests
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 
     def run(text: str, *options: str, conftest: str = "") -> pytest.RunResult:
         pytester.makepyfile(test_user=text)

@@ -188,7 +188,7 @@ def test_a_descriptor_or_process_that_is_not_there_is_a_lost_peer() -> None:
         assert caught.value.code == errno.ENOENT
 
 
-@pytest.mark.parametrize(("pid", "fd"), [(-1, 0), (0, 0), (OWN, -1)])
+@pytest.mark.parametrize(("pid", "fd"), [(-1, 0), (0, 0), (OWN, -1)], ids=["pid", "group", "fd"])
 def test_ids_that_cannot_be_are_refused(pid: int, fd: int) -> None:
     with pytest.raises(KvxferError, match=f"opening /proc/{pid}/fd/{fd}"):
         _core.SharedSegment.open(pid, fd, PAGE)
