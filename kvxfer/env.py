@@ -45,3 +45,9 @@ def config_home() -> Path | None:
 def accelerates_nixl() -> bool:
     """Whether ``KVXFER_ACCELERATE_NIXL`` is 1: vLLM's NIXL agents are to be accelerated ones."""
     return os.environ.get("KVXFER_ACCELERATE_NIXL") == "1"
+
+
+def timings_file() -> Path | None:
+    """``KVXFER_TIMINGS``: where timed connectors write what happened when; None where not set."""
+    named = os.environ.get("KVXFER_TIMINGS")
+    return Path(named) if named else None

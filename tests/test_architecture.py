@@ -66,7 +66,12 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pynvml": ("transport/topology.py", "diagnose/"),
     "rich": ("report/", "cli/"),
     "matplotlib": ("report/pd_cdf.py", "report/experiment_plots.py"),
-    "torch": ("sweep/compute.py", "connectors/vllm/connector.py", "connectors/lmcache"),
+    "torch": (
+        "sweep/compute.py",
+        "connectors/vllm/connector.py",
+        "connectors/vllm/cpu_event.py",
+        "connectors/lmcache",
+    ),
     "cupy": ("sweep/compute.py",),
     "nixl": ("transport/nixl", "connectors/nixl_agent", "sweep/peers/"),
     "mooncake": ("sweep/peers/",),

@@ -46,6 +46,16 @@ def get(url: str, path: str, timeout_s: float) -> str:
         return exchange.text()
 
 
+def post(url: str, path: str, timeout_s: float) -> str:
+    """What answers a POST of an empty object to ``url + path``.
+
+    Raises:
+        NotAvailable, TransferFailed: as :func:`get`.
+    """
+    with _Exchange("POST", url, path, {}, timeout_s) as exchange:
+        return exchange.text()
+
+
 def post_all(
     url: str, path: str, bodies: Sequence[Mapping[str, Any]], timeout_s: float
 ) -> list[dict[str, Any]]:
@@ -74,10 +84,10 @@ def _object(where: str, text: str) -> dict[str, Any]:
     return answer
 
 
-def is_healthy(url: str, timeout_s: float) -> bool:
-    """Whether ``/health`` answers 200."""
+def is_healthy(url: str, timeout_s: float, path: str = "/health") -> bool:
+    """Whether ``path`` answers 200."""
     try:
-        get(url, "/health", timeout_s)
+        get(url, path, timeout_s)
     except KvxferError:
         return False
     return True

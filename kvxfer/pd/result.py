@@ -30,6 +30,9 @@ MAX_RECORD_BYTES = 16 << 20
 
 Kind: TypeAlias = Literal["pd", "aggregated", "prefill_only", "external"]
 Connector: TypeAlias = Literal["kvxfer", "nixl", "lmcache", "none"]
+Reuse: TypeAlias = Literal["vllm", "none", "mooncake", "lmcache"]
+"""Where an engine keeps the KV of prompts for others that begin alike: ``vllm`` in its own prefix
+cache, ``none`` nowhere, the others in a store besides, which is started with it."""
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0)]
@@ -51,8 +54,9 @@ class PDSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     An aggregated set-up has ``num_prefill`` engines that do both and no decode engines; so has one
     of kind ``prefill_only``, whose replies are one token long. ``external`` is a server that was
-    running already. ``token_budget`` is the most tokens of one engine step (vLLM's
-    ``max_num_batched_tokens``), None where it is not known.
+    running already. ``reuse`` says which KV of earlier prompts engines use. ``token_budget`` is
+    the most tokens of one engine step (vLLM's ``max_num_batched_tokens``), None where it is not
+    known.
     """
 
     schema: Literal["kvxfer.pd-setup/1"] = "kvxfer.pd-setup/1"
@@ -60,6 +64,7 @@ class PDSetup(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     connector: Connector
     model: str
+    reuse: Reuse = "vllm"
     num_prefill: _Count = 1
     num_decode: _Count = 0
     prefill_tp: _Positive = 1

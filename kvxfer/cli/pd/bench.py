@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--setup",
         action="append",
         metavar="NAME=KIND[,KEY=VALUE...]",
-        help="pd (prefill, decode, prefill-tp, decode-tp, connector), aggregated (tp), "
+        help="pd (prefill, decode, prefill-tp, decode-tp, connector), aggregated (tp, reuse), "
         "prefill_only (tp), external (url); devices=0+1; may be given several times "
         f"(default: {_SETUP})",
     )

@@ -19,6 +19,7 @@ from kvxfer.pd.experiments.context import Context
 from kvxfer.pd.experiments.options import SIZES, Options, Size
 from kvxfer.pd.experiments.registry import find_experiment, names
 from kvxfer.pd.launch.launcher import scratch_folder
+from kvxfer.pd.load.plan import parse_tokens
 from kvxfer.report.experiment_page import write_report
 from kvxfer.report.experiment_table import print_experiment
 
@@ -63,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME=KIND[,KEY=VALUE...]",
         help="instead of the experiment's own, as `kvxfer pd bench` has it",
+    )
+    what.add_argument(
+        "--hits", metavar="N,...", help="of kv-reuse: tokens of a prompt that are there, as 0,1k"
     )
     what.add_argument("--slo", metavar="KEY:MS,...", help="as `kvxfer pd report` has it")
     what.add_argument(
@@ -141,6 +145,8 @@ def _options(args: argparse.Namespace, base: Options) -> Options:
         found = replace(found, model=args.model)
     if args.setup:
         found = replace(found, setups=tuple(args.setup))
+    if args.hits is not None:
+        found = replace(found, hits=parse_tokens("--hits", args.hits.split(",")))
     if args.slo is not None:
         parse_objectives(args.slo)
         found = replace(found, slo=args.slo)

@@ -51,7 +51,7 @@ def add_addresses(parser: argparse.ArgumentParser) -> None:
         default=str(ENGINE_PORTS),
         metavar="BASE",
         help="prefill engines from here on, decode engines 100 higher, their init channels 200, "
-        "alloc 300, LMCache's notices 400, NixlConnector 500",
+        "alloc 300, LMCache's notices 400, a store 401 to 403, NixlConnector 500",
     )
 
 

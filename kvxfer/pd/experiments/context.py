@@ -117,11 +117,12 @@ class Context:
             logs=launcher.logs,
             point_timeout_s=self.point_timeout_s,
         )
-        run_setups(specs, launcher, bench, folder, replace(self.watchers, failed=self._failed))
+        run_setups(specs, launcher, bench, folder, replace(self.watchers, failed=self.failed))
         if self.failures and not any(folder.glob("*/*.point.json")):
             raise InvalidUsage(f"nothing could be measured; {self.failures[0]}")
         return analyse(folder, objectives=self.options.objectives)
 
-    def _failed(self, spec: SetupSpec, error: KvxferError) -> None:
+    def failed(self, spec: SetupSpec, error: KvxferError) -> None:
+        """Note what ended a set-up or a point early, and tell who watches."""
         self.failures.append(f"{spec.name}: {error}")
         self.watchers.failed(spec, error)

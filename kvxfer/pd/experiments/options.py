@@ -22,6 +22,7 @@ class Options:
         model: as ``--model``.
         setups: as ``--setup``, one a text.
         load: points that each set-up is measured at.
+        hits: tokens at the beginning of a prompt whose KV is there already, for ``kv-reuse``.
         slo: as ``--slo``; empty: no objective.
         prefill_args, decode_args: what engines are told besides.
         engine: the planner's figures of an engine: a name that comes with kvxfer, or a file.
@@ -31,6 +32,7 @@ class Options:
     model: str = "tiny"
     setups: tuple[str, ...] = ()
     load: LoadPlan = field(default_factory=LoadPlan)
+    hits: tuple[int, ...] = ()
     slo: str = ""
     prefill_args: tuple[str, ...] = ()
     decode_args: tuple[str, ...] = ()

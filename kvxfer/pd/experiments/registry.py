@@ -9,6 +9,7 @@ from kvxfer.pd.experiments.base import Experiment
 _MODULES: Final = {
     "agg-vs-pd": "agg_vs_pd",
     "gpu-count": "gpu_count",
+    "kv-reuse": "kv_reuse",
     "kv-size": "kv_size",
     "goodput": "goodput",
     "batching": "batching",

@@ -38,16 +38,21 @@ def unique_name(name: str, run_folder: Path, names: Sequence[str]) -> str:
 
 
 def environment_of(run: RunSummary) -> dict[str, str]:
-    """Versions, models and devices of a run's set-ups, by name; what differs names its set-up."""
+    """What a run's set-ups were, as `facts`."""
+    return facts([one.setup for one in run.setups])
+
+
+def facts(setups: Sequence[PDSetup]) -> dict[str, str]:
+    """Versions, models and devices of set-ups, by name; what differs names its set-up."""
     found: dict[str, dict[str, list[str]]] = {}
-    for one in run.setups:
-        for name, value in _facts(one.setup).items():
+    for one in setups:
+        for name, value in _facts(one).items():
             if value:
-                found.setdefault(name, {}).setdefault(value, []).append(one.setup.name)
+                found.setdefault(name, {}).setdefault(value, []).append(one.name)
     return {
-        name if len(values) == 1 else f"{name} of {', '.join(setups)}": value
+        name if len(values) == 1 else f"{name} of {', '.join(names)}": value
         for name, values in found.items()
-        for value, setups in values.items()
+        for value, names in values.items()
     }
 
 

@@ -6,7 +6,7 @@ vLLM's own names: https://docs.vllm.ai/en/latest/features/disagg_prefill.html. L
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kvxfer.pd.launch.ports import LOOPBACK
@@ -36,10 +36,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Words and variables of an engine."""
+    """Words and variables of an engine; ``defaults`` are variables that a user may set otherwise,
+    ``files`` the texts of what it reads in the folder where it stands, by name."""
 
     words: tuple[str, ...] = ()
-    environment: Mapping[str, str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def wire(connector: str, endpoint: Endpoint) -> Wiring:

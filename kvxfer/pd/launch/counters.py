@@ -17,6 +17,7 @@ _NAMES = {
     "num_output_tokens": "vllm:generation_tokens_total",
     "num_cached_tokens": "vllm:prefix_cache_hits_total",
     "num_preemptions": "vllm:num_preemptions_total",
+    "num_loaded_tokens": "vllm:external_prefix_cache_hits_total",
 }
 
 
@@ -25,7 +26,8 @@ class Counters:
     """One reading, or the difference of two.
 
     ``num_running`` and ``num_waiting`` are requests at that instant, in a difference the later
-    ones; ``num_cached_tokens`` are prompt tokens that the prefix cache held.
+    ones; ``num_cached_tokens`` are prompt tokens that the prefix cache held, ``num_loaded_tokens``
+    those that a connector had besides.
     """
 
     num_running: int = 0
@@ -34,6 +36,7 @@ class Counters:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_loaded_tokens: int = 0
 
     def __add__(self, other: "Counters") -> "Counters":
         """Of two engines together."""

@@ -2,16 +2,17 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvxfer.env import child_environment
-from kvxfer.pd.launch.connectors import Endpoint, Role, wire
+from kvxfer.pd.launch.connectors import Endpoint, Role, Wiring, wire
 from kvxfer.pd.launch.placement import cpu_environments, gpu_environments
 from kvxfer.pd.launch.ports import LOOPBACK, PortPlan
 from kvxfer.pd.launch.python_site import PythonSite
 from kvxfer.pd.launch.spec import SetupSpec
+from kvxfer.pd.launch.stores import STORES, wire_reuse
 from kvxfer.pd.models import ServedModel
 
 _SERVER: Final = "vllm.entrypoints.openai.api_server"
@@ -23,13 +24,15 @@ class Program:
     """A program that serves HTTP.
 
     Attributes:
-        name: ``prefill0``, ``decode1``, ``engine``, ``proxy``.
-        role: what it does; None for the proxy.
+        name: ``prefill0``, ``decode1``, ``engine``, ``store``, ``proxy``.
+        role: what it does; None for what is no engine.
         url: where it answers.
         words: its command line.
         environment: all of its variables.
         ports: all that it binds.
         devices: names of its GPUs or core sets.
+        files: texts that it reads in the folder where it stands, by name.
+        health: the path that answers once it serves.
     """
 
     name: str
@@ -39,6 +42,8 @@ class Program:
     environment: dict[str, str]
     ports: tuple[int, ...]
     devices: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    health: str = "/health"
 
 
 def engine_programs(
@@ -71,7 +76,7 @@ def engine_programs(
             notification_port=ports.notification,
             side_port=ports.side(number),
         )
-        wiring = wire(spec.connector, endpoint)
+        wiring = _wiring(spec, endpoint, ports)
         port = ports.decode(index) if is_decode else ports.prefill(index)
         words = _server_words(site, model, port, ranks[number])
         own = spec.decode_args if is_decode else spec.prefill_args
@@ -82,12 +87,29 @@ def engine_programs(
                 role=role,
                 url=f"http://{LOOPBACK}:{port}",
                 words=(*words, *wiring.words, *own),
-                environment=_environment(site, model, {**bound, **(wiring.environment or {})}),
+                environment=_environment(site, model, bound, wiring),
+                files=wiring.files,
                 ports=(port, *endpoint.init_ports, *endpoint.alloc_ports, *side),
                 devices=tuple(devices),
             )
         )
     return programs
+
+
+def store_program(spec: SetupSpec, site: PythonSite, ports: PortPlan) -> Program | None:
+    """The store beside the engine; None where the set-up has none."""
+    store = STORES.get(spec.reuse)
+    if store is None:
+        return None
+    return Program(
+        name="store",
+        role=None,
+        url=f"http://{LOOPBACK}:{ports.store[1]}",
+        words=(site.python, *store.words(ports.store, site.is_cpu)),
+        environment=child_environment(store.environment),
+        ports=ports.store,
+        health=store.health,
+    )
 
 
 def proxy_program(spec: SetupSpec, ports: PortPlan, host: str, port: int) -> Program:
@@ -135,9 +157,18 @@ def _server_words(site: PythonSite, model: ServedModel, port: int, tp_size: int)
     return (site.python, "-m", _SERVER, *pairs, "--disable-uvicorn-access-log", *model.engine_args)
 
 
-def _environment(site: PythonSite, model: ServedModel, own: dict[str, str]) -> dict[str, str]:
-    fixed = {**own, **({"HF_HUB_OFFLINE": "1"} if model.is_local else {})}
-    defaults = {"VLLM_NO_USAGE_STATS": "1"}
+def _wiring(spec: SetupSpec, endpoint: Endpoint, ports: PortPlan) -> Wiring:
+    if spec.kind == "pd":
+        return wire(spec.connector, endpoint)
+    return wire_reuse(spec.reuse, ports.store, is_cpu=endpoint.is_cpu)
+
+
+def _environment(
+    site: PythonSite, model: ServedModel, bound: Mapping[str, str], wiring: Wiring
+) -> dict[str, str]:
+    hub = {"HF_HUB_OFFLINE": "1"} if model.is_local else {}
+    fixed = {**bound, **wiring.environment, **hub}
+    defaults = {"VLLM_NO_USAGE_STATS": "1", **wiring.defaults}
     if site.is_cpu:
         defaults["VLLM_CPU_KVCACHE_SPACE"] = _CPU_CACHE_GIB
     elif not site.has_flashinfer:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from kvxfer.errors import NotAvailable
-from kvxfer.pd.launch.engines import engine_programs, proxy_program
+from kvxfer.pd.launch.engines import engine_programs, proxy_program, store_program
 from kvxfer.pd.launch.ports import FRONT_PORT, LOOPBACK, PortPlan
 from kvxfer.pd.launch.python_site import PythonSite
 from kvxfer.pd.launch.spec import SetupSpec
 from kvxfer.pd.launch.stack import START_S, Stack, Watcher
+from kvxfer.pd.launch.stores import require_store
 from kvxfer.pd.models import ServedModel
 from kvxfer.transport import tuned
 
@@ -51,7 +52,7 @@ class Launcher:
 
         Raises:
             InvalidUsage: it does not fit this machine or its ports.
-            NotAvailable: a port is in use, or the proxy or the connector lacks a package.
+            NotAvailable: a port is in use, or the proxy, connector or store lacks a package.
             PeerLost: a program ended; with the last lines of its log.
             ControlTimeout: it is not up in time.
         """
@@ -64,12 +65,14 @@ class Launcher:
                 f"connector {spec.connector} needs {packages}, which {self.site.python} lacks: "
                 f"pip install {packages}, or take --connector kvxfer"
             )
+        require_store(spec.reuse, self.site)
         _log.info("tuning profile of kvxfer in engines: %s", tuned.in_use().text)
         engines = engine_programs(spec, self.model, self.site, self.ports)
         is_pd = spec.kind == "pd"
         proxy = proxy_program(spec, self.ports, self.host, self.port) if is_pd else None
         folder = Path(tempfile.mkdtemp(prefix=f"{spec.name}-", dir=self.logs))
-        stack = Stack(engines, proxy, folder, host=self.host)
+        store = store_program(spec, self.site, self.ports)
+        stack = Stack(engines, proxy, folder, host=self.host, store=store)
         try:
             stack.wait_up(self.start_timeout_s, watch)
         except BaseException:

@@ -52,6 +52,12 @@ class PortPlan:
         """Where LMCache's prefill engines tell the proxy that KV has moved."""
         return self.base + 4 * _SPAN
 
+    @property
+    def store(self) -> tuple[int, int, int]:
+        """A store of KV beside an engine: requests, HTTP, metrics where it has them apart."""
+        first = self.notification + 1
+        return first, first + 1, first + 2
+
     def side(self, engine: int) -> int:
         """The side channel of NixlConnector of any engine, counted through."""
         return self.base + 5 * _SPAN + engine * _SIDE_STEP

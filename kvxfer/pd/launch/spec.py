@@ -7,7 +7,7 @@ from typing import Final, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.pd.result import Connector, Kind
+from kvxfer.pd.result import Connector, Kind, Reuse
 
 MAX_ENGINES: Final = 64
 _MAX_DEVICE = 1023
@@ -31,6 +31,8 @@ class SetupSpec:
         kind: ``pd``; ``aggregated``, one engine for both; ``prefill_only``, one engine whose
             replies are one token; ``external``, a server that runs already.
         connector: how KV moves between engines of ``pd``; others have none.
+        reuse: where KV of prompts is kept for others that begin alike; `Reuse`. Several engines
+            have their own prefix caches.
         num_prefill, num_decode: engines; 1 and 0 where there is one engine.
         prefill_tp, decode_tp: tensor-parallel size; of one engine the first.
         devices: indices of GPUs, prefill engines' first; empty = the first ones.
@@ -44,6 +46,7 @@ class SetupSpec:
     name: str
     kind: Kind
     connector: Connector = "none"
+    reuse: Reuse = "vllm"
     num_prefill: int = 1
     num_decode: int = 0
     prefill_tp: int = 1
@@ -71,6 +74,10 @@ class SetupSpec:
                 f"{self.name}: {self.kind} with connector {self.connector}; pd takes kvxfer, nixl "
                 "or lmcache, other kinds none"
             )
+        if self.reuse != "vllm" and self.kind not in _ONE_ENGINE:
+            raise InvalidUsage(
+                f"{self.name}: {self.kind} with reuse={self.reuse}; only one engine alone has that"
+            )
         if self.kind == "external" and self.url is None:
             raise InvalidUsage(f"{self.name}: an external server needs url=http://HOST:PORT")
         self._check_devices()
@@ -95,8 +102,9 @@ class SetupSpec:
 def parse_setup(text: str, common: Mapping[str, tuple[str, ...]] | None = None) -> SetupSpec:
     """Read ``NAME=KIND[,KEY=VALUE...]``.
 
-    Keys: ``tp`` of one engine; ``prefill``, ``decode``, ``prefill-tp``, ``decode-tp``,
-    ``connector`` of pd; ``devices`` joined by +; ``url`` of a server that runs already.
+    Keys: ``tp`` and ``reuse`` of one engine; ``prefill``, ``decode``, ``prefill-tp``,
+    ``decode-tp``, ``connector`` of pd; ``devices`` joined by +; ``url`` of a server that runs
+    already.
 
     Args:
         text: such as ``pd=pd,prefill=1,decode=1,devices=0+1`` or ``agg=aggregated,tp=2``.
@@ -130,13 +138,16 @@ def _read_pair(setup: str, kind: str, pair: str) -> _Fields:
         return {_COUNTS[key]: _count(setup, pair, value)}
     if key == "connector" and kind == "pd" and value in get_args(Connector):
         return {"connector": value}
+    if key == "reuse" and kind in _ONE_ENGINE and value in get_args(Reuse):
+        return {"reuse": value}
     if key == "devices":
         return {"devices": tuple(_count(setup, pair, part) for part in value.split("+"))}
     if key == "url" and urlsplit(value).scheme == "http" and urlsplit(value).hostname:
         return {"url": value.rstrip("/")}
     raise InvalidUsage(
-        f"set-up {setup!r}: {pair!r} is not known for {kind}; use tp (one engine) or prefill, "
-        f"decode, prefill-tp, decode-tp, connector={'|'.join(get_args(Connector))} (pd), "
+        f"set-up {setup!r}: {pair!r} is not known for {kind}; use tp, "
+        f"reuse={'|'.join(get_args(Reuse))} (one engine) or prefill, decode, prefill-tp, "
+        f"decode-tp, connector={'|'.join(get_args(Connector))} (pd), "
         "devices=0+1, url=http://HOST:PORT"
     )
 

@@ -1,4 +1,4 @@
-"""A running set-up: engines started together, then the proxy; watched, and ended as one."""
+"""A running set-up: a store, engines started together, the proxy; watched, and ended as one."""
 
 import re
 import time
@@ -36,15 +36,21 @@ Watcher = Callable[[Sequence[ProgramState]], None]
 
 
 class Stack(Closing):
-    """Engines and, for ``pd``, a proxy. A context manager.
+    """Engines, for ``pd`` a proxy, beside one engine perhaps a store. A context manager.
 
     Nothing that it started runs on after :meth:`close`, nor after the death of this process.
     """
 
     def __init__(
-        self, engines: Sequence[Program], proxy: Program | None, folder: Path, *, host: str
+        self,
+        engines: Sequence[Program],
+        proxy: Program | None,
+        folder: Path,
+        *,
+        host: str,
+        store: Program | None = None,
     ) -> None:
-        """Check the ports and start all engines at once.
+        """Check the ports and start all engines at once, or the store that they need.
 
         Args:
             engines: at least one.
@@ -52,21 +58,27 @@ class Stack(Closing):
                 one engine.
             folder: an empty one, for logs.
             host: the address that the proxy binds; engines bind loopback.
+            store: what engines cannot start without; they are started by :meth:`wait_up` then.
 
         Raises:
             NotAvailable: a port is in use.
         """
+        stores = () if store is None else (store,)
+        proxies = () if proxy is None else (proxy,)
         self._engines = tuple(engines)
         self._proxy = proxy
+        self._store = store
         self._folder = folder
         self._children: list[tuple[Program, Child, float]] = []
         self._up: set[str] = set()
-        require_free(LOOPBACK, (port for engine in engines for port in engine.ports))
+        first, *self._later = [wave for wave in (stores, self._engines, proxies) if wave]
+        local = (*stores, *engines)
+        require_free(LOOPBACK, (port for program in local for port in program.ports))
         if proxy is not None:
             require_free(host, proxy.ports)
         try:
-            for engine in engines:
-                self._start(engine)
+            for program in first:
+                self._start(program)
         except BaseException:
             self.close()
             raise
@@ -81,6 +93,16 @@ class Stack(Closing):
         """The engines, prefill engines first."""
         return self._engines
 
+    @property
+    def store(self) -> Program | None:
+        """The store, where there is one."""
+        return self._store
+
+    @property
+    def folder(self) -> Path:
+        """Where programs stand, with their logs."""
+        return self._folder
+
     def wait_up(self, timeout_s: float = START_S, watch: Watcher | None = None) -> None:
         """Wait until every program is healthy.
 
@@ -94,8 +116,9 @@ class Stack(Closing):
         """
         deadline_s = time.monotonic() + timeout_s
         self._wait_healthy(deadline_s, watch)
-        if self._proxy is not None:
-            self._start(self._proxy)
+        while self._later:
+            for program in self._later.pop(0):
+                self._start(program)
             self._wait_healthy(deadline_s, watch)
 
     def require_alive(self) -> None:
@@ -115,13 +138,13 @@ class Stack(Closing):
             ProgramState(program.name, self._state_of(program, child), now_s - started_s)
             for program, child, started_s in self._children
         ]
-        if self._proxy is not None and len(states) == len(self._engines):
-            states.append(ProgramState(self._proxy.name, "waiting", 0.0))
-        return states
+        later = [program for wave in self._later for program in wave]
+        return states + [ProgramState(program.name, "waiting", 0.0) for program in later]
 
     def token_budget(self) -> int | None:
         """Most tokens of one step, as the first engine logged it; None where it did not."""
-        _, child, _ = self._children[0]
+        first = self._engines[0].name
+        child = next(child for program, child, _ in self._children if program.name == first)
         with child.log.open(encoding="utf-8", errors="replace") as log:
             found = next(filter(None, map(_BUDGET.search, log)), None)
         return None if found is None else int(found[1])
@@ -131,6 +154,8 @@ class Stack(Closing):
         close_all([child for _, child, _ in reversed(self._children)])
 
     def _start(self, program: Program) -> None:
+        for name, text in program.files.items():
+            (self._folder / name).write_text(text, encoding="utf-8")
         child = Child(
             program.name,
             program.words,
@@ -149,7 +174,7 @@ class Stack(Closing):
             self.require_alive()
             missing = [pair for pair in self._children if pair[0].name not in self._up]
             for program, _, _ in missing:
-                if client.is_healthy(program.url, _HEALTH_S):
+                if client.is_healthy(program.url, _HEALTH_S, program.health):
                     self._up.add(program.name)
             if watch is not None:
                 watch(self.states())

@@ -56,7 +56,9 @@ def run_setups(
     if len(set(names)) != len(names):
         raise InvalidUsage(f"set-ups {', '.join(names)}: each needs a name of its own")
     for spec in specs:
-        _require_same(out / spec.name, record_of(spec, launcher))
+        folder = out / spec.name
+        if (folder / SETUP_FILE).is_file():
+            require_same(folder, load_setup(folder), record_of(spec, launcher))
     failures = 0
     for spec in specs:
         folder = out / spec.name
@@ -77,6 +79,7 @@ def record_of(spec: SetupSpec, launcher: Launcher) -> PDSetup:
         name=spec.name,
         kind=spec.kind,
         connector=spec.connector,
+        reuse=spec.reuse,
         model=launcher.model.name,
         num_prefill=spec.num_prefill,
         num_decode=spec.num_decode,
@@ -165,14 +168,16 @@ def _measure_all(
     return failures
 
 
-def _require_same(folder: Path, wanted: PDSetup) -> None:
-    """Check that points of two different set-ups do not get into one folder."""
-    if not (folder / SETUP_FILE).is_file():
-        return
-    found = load_setup(folder)
+def require_same(folder: Path, found: PDSetup, wanted: PDSetup) -> None:
+    """Check that points of two different set-ups do not get into one folder.
+
+    Raises:
+        InvalidUsage: names the first difference.
+    """
     for field in (
         "kind",
         "connector",
+        "reuse",
         "model",
         "num_prefill",
         "num_decode",
