@@ -86,7 +86,7 @@ void register_ipc(py::module_& module) {
           "open_legacy",
           [](int device, const py::bytes& handle, std::uint64_t num_bytes) {
             const std::string raw = handle;
-            const py::gil_scoped_release released;
+            const GilRelease released;
             return IpcMapping::open_legacy(device, raw, num_bytes);
           },
           py::arg("device"), py::arg("handle"), py::arg("num_bytes"))

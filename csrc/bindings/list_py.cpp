@@ -53,7 +53,7 @@ void register_lists(py::module_& module) {
       .def(py::init([](const Table<std::uint64_t>& rows, const Table<std::uint64_t>& ranges) {
              const auto numbers = rows_of(rows, "descriptors");
              const auto sorted = ranges_of(ranges);
-             const py::gil_scoped_release released;
+             const GilRelease released;
              return std::make_unique<DescriptorList>(numbers, sorted);
            }),
            py::arg("rows").noconvert(), py::arg("ranges").noconvert())
@@ -70,7 +70,7 @@ void register_lists(py::module_& module) {
                        const DescriptorList& dst, const Table<std::int64_t>& dst_indices) {
              const ListPlan::Side from{src, row_of(src_indices, "indices")};
              const ListPlan::Side to{dst, row_of(dst_indices, "indices")};
-             const py::gil_scoped_release released;
+             const GilRelease released;
              return std::make_unique<ListPlan>(from, to);
            }),
            py::arg("src"), py::arg("src_indices").noconvert(), py::arg("dst"),

@@ -67,7 +67,7 @@ void register_server(py::module_& module) {
                        std::uint32_t num_slots, std::uint32_t withdrawn_slot, int num_threads,
                        const ucx::Settings& settings) {
              const std::string bytes = secret;
-             const py::gil_scoped_release release;
+             const GilRelease release;
              return std::make_unique<ucx::Server>(
                  std::move(context), host, bytes,
                  ucx::ServedBoard{board_address, num_slots, withdrawn_slot}, num_threads, settings);
@@ -88,7 +88,7 @@ void register_link(py::module_& module) {
                        std::uint16_t port, const py::bytes& secret, std::uint32_t slot,
                        const std::string& name, int num_threads, const ucx::Settings& settings) {
              ucx::ServerAddress server{host, port, secret, slot, name};
-             const py::gil_scoped_release release;
+             const GilRelease release;
              return std::make_unique<ucx::Link>(std::move(context), std::move(server), num_threads,
                                                 settings);
            }),
