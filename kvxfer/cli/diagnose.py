@@ -1,6 +1,7 @@
 """kvxfer diagnose: whether this node moves KV caches as fast as it should; if not, why.
 
-Exit status: 0 all is well; 1 a finding; 2 wrong usage; 3 there is nothing to test.
+Exit status: 0 all is well; 1 a finding; 2 wrong usage; 3 there is nothing to test, of which a
+capture is none: it has written what it was asked for.
 """
 
 import argparse
@@ -12,8 +13,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from kvxfer.cli.output import show
+from kvxfer.cli.json_option import add_json, print_result, require_target
 from kvxfer.diagnose.compare import read_report
+from kvxfer.diagnose.inventory import require_capture
 from kvxfer.diagnose.result import DiagnoseReport, Verdict
 from kvxfer.diagnose.run import FULL, GENTLE, QUICK, capture, diagnose, diagnose_folder
 from kvxfer.errors import InvalidUsage
@@ -43,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capture", metavar="DIR", help="write such a folder of this node; measures nothing"
     )
     parser.add_argument("--compare", metavar="OLD.json", help="what changed since that report")
-    parser.add_argument("--json", metavar="FILE", help="everything, schema kvxfer.diagnose/1")
+    add_json(parser)
     parser.add_argument("--html", metavar="FILE", help="one page with heat maps and topology")
     parser.add_argument(
         "--prometheus", metavar="FILE", help="metrics for the node exporter's textfile collector"
@@ -54,42 +56,57 @@ def run(args: argparse.Namespace) -> int:
     """Diagnose, print, and write the files that were asked for."""
     if (args.quick or args.gentle) and (args.folder or args.capture):
         raise InvalidUsage("--quick and --gentle are of measurements; a capture has none")
-    outputs = [path for path in (args.json, args.html, args.prometheus) if path is not None]
-    for path in outputs:
-        require_writable(path)
-    require_different(outputs)
+    _require_targets(args)
     older = None if args.compare is None else read_report(args.compare)
     report = _report(args, older)
-    if args.json is not None:
-        text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
-        write_file(args.json, text + "\n")
     if args.html is not None:
         write_file(args.html, to_html(report))
     if args.prometheus is not None:
         write_prometheus(args.prometheus, report)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    show(
+    print_result(
+        args.json,
+        lambda: msgspec.json.format(msgspec.json.encode(report), indent=2).decode(),
         lambda console: print_diagnosis(report, console),
         width=None if on_terminal else _PIPE_COLUMNS,
     )
-    return status_of(report)
+    return status_of(report, is_capture=args.capture is not None)
 
 
-def status_of(report: DiagnoseReport) -> int:
-    """The exit status of a report."""
+def status_of(report: DiagnoseReport, *, is_capture: bool = False) -> int:
+    """The exit status of a report, or of a capture, which is well where it is written."""
     if report.has_finding:
         return EXIT_FINDING
-    return EXIT_NOTHING if report.verdict is Verdict.NOT_APPLICABLE else EXIT_OK
+    nothing = report.verdict is Verdict.NOT_APPLICABLE and not is_capture
+    return EXIT_NOTHING if nothing else EXIT_OK
+
+
+def _require_targets(args: argparse.Namespace) -> None:
+    require_target(args.json)
+    files = [args.html, args.prometheus, None if args.json == "-" else args.json]
+    outputs = [path for path in files if path is not None]
+    for path in outputs:
+        require_writable(path)
+    require_different(outputs)
 
 
 def _report(args: argparse.Namespace, older: DiagnoseReport | None) -> DiagnoseReport:
     if args.folder is not None:
         return diagnose_folder(Path(args.folder), older=older)
     if args.capture is not None:
-        return capture(Path(args.capture), older=older)
+        return _capture(Path(args.capture), older)
     effort = QUICK if args.quick else GENTLE if args.gentle else FULL
     with _progress() as tell:
         return diagnose(effort=effort, older=older, tell=tell)
+
+
+def _capture(folder: Path, older: DiagnoseReport | None) -> DiagnoseReport:
+    replaced = require_capture(folder)  # before the work, not after it
+    report = capture(folder, older=older)
+    in_place = ", in place of the capture that was there" if replaced else ""
+    # Not among the results: those may be JSON, or what a capture says is judged alike anywhere.
+    print(f"kvxfer: wrote the capture to {str(folder)!r}{in_place}", file=sys.stderr)
+    return report
 
 
 @contextmanager

@@ -8,10 +8,9 @@ from rich import box
 from rich.table import Table
 
 from kvxfer import _core
-from kvxfer.cli.output import show
+from kvxfer.cli.json_option import add_json, print_result, require_target
 from kvxfer.diagnose.inventory import facts_of, read_live
 from kvxfer.diagnose.rdma import preconditions, read_process
-from kvxfer.report.export import require_writable, write_file
 from kvxfer.sweep.environment import environment
 from kvxfer.transport import available_transports, tuned
 from kvxfer.units import format_bytes
@@ -19,13 +18,12 @@ from kvxfer.units import format_bytes
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the options."""
-    parser.add_argument("--json", metavar="FILE", help="write the same as JSON")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what is here."""
-    if args.json:
-        require_writable(args.json)
+    require_target(args.json)
     facts = environment()
     facts["cuda architectures"] = _core.build_info().cuda_architectures or "none"
     facts["tuning"] = tuned.in_use().text
@@ -42,19 +40,19 @@ def run(args: argparse.Namespace) -> int:
     needs = preconditions(facts_of(read_live()), read_process())
     for need in needs:
         table.add_row(need.name, f"{need.found}\n→ {need.remedy}" if need.remedy else need.found)
-    if args.json is not None:
-        text = msgspec.json.encode(
-            {
-                "environment": facts,
-                "transports": {
-                    name: {"available": found.available, "reason": found.reason}
-                    for name, found in transports.items()
-                },
-                "rdma": [asdict(need) for need in needs],
-            }
-        ).decode()
-        write_file(args.json, text + "\n")
-    show(lambda console: console.print(table))
+    document = {
+        "environment": facts,
+        "transports": {
+            name: {"available": found.available, "reason": found.reason}
+            for name, found in transports.items()
+        },
+        "rdma": [asdict(need) for need in needs],
+    }
+    print_result(
+        args.json,
+        lambda: msgspec.json.encode(document).decode(),
+        lambda console: console.print(table),
+    )
     return 0
 
 

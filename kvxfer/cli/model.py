@@ -4,8 +4,6 @@ import argparse
 import json
 import re
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -14,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from kvxfer.cli.output import show, write
+from kvxfer.cli.json_option import add_json, print_result, require_target
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import KVKind, KVLayout, ModelShape, TPLayout, load_model
 from kvxfer.units import format_bytes
@@ -45,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block-size", type=int, default=16, help="tokens a block (%(default)s)")
     parser.add_argument("--dtype", default="bf16", help="dtype of the KV cache (%(default)s)")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks (%(default)s)")
-    parser.add_argument(
-        "--json", metavar="F", help="also write the figures to F; - for stdout only"
-    )
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InvalidUsage: an argument is wrong, or the JSON file cannot be written.
     """
+    require_target(args.json)
     num_tokens = _parse_tokens(args.tokens)
     model = load_model(args.model)
     layout = model.kv_layout(block_size=args.block_size, dtype=args.dtype)
@@ -63,15 +60,16 @@ def run(args: argparse.Namespace) -> int:
     ranks = [TPLayout(args.tp, rank) for rank in range(args.tp)]
     whole = _sizes(model, layout, num_tokens)
     per_rank = [_sizes(model, rank.rank_layout(layout), num_tokens) for rank in ranks]
-    if args.json is not None:
-        document = _document(model, layout, ranks, whole, per_rank, num_tokens=num_tokens)
-        _write_json(args.json, document)
-    if args.json != "-":
-        title = f"{model.name}: KV of {num_tokens:,} tokens, {_describe(layout)}"
-        show(partial(_print, title, _whole_table(model, layout, whole)))
+    document = _document(model, layout, ranks, whole, per_rank, num_tokens=num_tokens)
+    title = f"{model.name}: KV of {num_tokens:,} tokens, {_describe(layout)}"
+
+    def render(console: Console) -> None:
+        _print(title, _whole_table(model, layout, whole), console)
         if args.tp > 1:
-            title = f"bytes of each rank, tensor parallel {args.tp}"
-            show(partial(_print, title, _rank_table(layout, ranks, per_rank)))
+            ranks_title = f"bytes of each rank, tensor parallel {args.tp}"
+            _print(ranks_title, _rank_table(layout, ranks, per_rank), console)
+
+    print_result(args.json, lambda: json.dumps(document, indent=2), render)
     return 0
 
 
@@ -201,19 +199,3 @@ def _document(
             for rank, sizes in zip(ranks, per_rank, strict=True)
         ],
     }
-
-
-def _write_json(target: str, document: dict[str, Any]) -> None:
-    text = json.dumps(document, indent=2) + "\n"
-    if target == "-":
-        write(text)
-        return
-    if not target:
-        raise InvalidUsage("--json is empty; name a file, or - for standard output")
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidUsage(
-            f"--json {target} cannot be written ({error.strerror}); give a writable path",
-            error.errno or 0,
-        ) from None

@@ -4,14 +4,13 @@ import argparse
 import json
 from typing import Final
 
+from kvxfer.cli.json_option import add_json, print_result, require_target
 from kvxfer.cli.model_side import model_of, require_ranks, whole_number
-from kvxfer.cli.output import show, write
 from kvxfer.cli.plan_pairs import plan_pairs
 from kvxfer.cli.side_spec import PRESETS, Side, parse_side
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import KVLayout, ToFp8
 from kvxfer.layout.conversion import DESTINATION, SOURCES
-from kvxfer.report.export import require_writable, write_file
 from kvxfer.report.plan_result import PlanReport, SideParts, document
 from kvxfer.report.plan_table import print_plan
 
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="layers that slide move their window alone",
     )
-    parser.add_argument("--json", metavar="FILE", help="the figures too; - for them alone")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,17 +48,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InvalidUsage: an argument is wrong; LayoutMismatch where the sides cannot be joined.
     """
-    to_stdout = args.json == "-"
-    if args.json is not None and not to_stdout:
-        require_writable(args.json)
+    require_target(args.json)
     report = _report(args)
-    text = json.dumps(document(report), indent=2) + "\n"
-    if to_stdout:
-        write(text)
-        return 0
-    if args.json is not None:
-        write_file(args.json, text)
-    show(lambda console: print_plan(report, console))
+    print_result(
+        args.json,
+        lambda: json.dumps(document(report), indent=2),
+        lambda console: print_plan(report, console),
+    )
     return 0
 
 

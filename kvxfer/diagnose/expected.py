@@ -5,6 +5,8 @@ A fraction is of what the hardware allows (:mod:`kvxfer.diagnose.limits`) unless
 
 import re
 
+from kvxfer.diagnose.figures import LOCAL_MEMCPY, MEMCPY, PAGED_MEMCPY
+
 # Packet headers leave 0.83 of 18 NVLinks of an H200 to a copy's payload (396 of 478 GB/s, by
 # kvxfer sweep), and about as much of other generations.
 NVLINK_GOOD, NVLINK_BAD = 0.75, 0.5
@@ -19,7 +21,8 @@ KERNEL_GOOD, PAGED_GOOD = 0.75, 0.6
 BOTH_WAYS_GOOD = 0.75
 # Many GPUs at once, of the links that they share.
 CROWD_GOOD, CROWD_BAD = 0.6, 0.3
-# Two processes that share memory copy as fast as one; of the same copy inside one process.
+# Two processes that share memory copy as fast as one; of the fastest round on their NUMA node,
+# inside one process or between two.
 MEMCPY_GOOD, PAGED_MEMCPY_GOOD = 0.5, 0.4
 NIC_GOOD, NIC_BAD = 0.7, 0.4
 # Of the same NIC's rate with host memory: below, the GPU's path to the NIC is at fault.
@@ -35,6 +38,15 @@ OUTLIER_FRACTION, OUTLIER_DEVIATIONS = 0.1, 5.0
 OUTLIER_BAD = 0.5
 # Of an older figure: less is a change for the worse.
 DRIFT_FRACTION = 0.1
+# Copies on CPUs, which other programs use too: their best rounds halve from hour to hour.
+HOST_DRIFT_FRACTION = 0.5
+
+
+def memcpy_good(kind: str) -> float:
+    """The fraction of the fastest round that the best of a kind of copy on CPUs should reach."""
+    # The copy inside one process is what the others are judged by.
+    return {LOCAL_MEMCPY: 0.0, MEMCPY: MEMCPY_GOOD, PAGED_MEMCPY: PAGED_MEMCPY_GOOD}[kind]
+
 
 # NVLinks that a product has in use, from NVIDIA's data sheets (total NVLink bandwidth over that of
 # one link). Parts that are not here are compared with the node's others alone.

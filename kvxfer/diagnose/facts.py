@@ -193,6 +193,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         num_cpus: that this process may use.
         numa_nodes: with CPUs.
         gpu_pcis: NVIDIA GPUs on the PCI bus, the driver's or not.
+        gpu_drivers: GPU on the bus -> kernel driver that it is bound to, empty = none; those that
+            are not told are left out.
+        nvml_reason: why NVML lists no GPU; empty where it lists some, or was not asked.
         nvswitch_pcis: NVIDIA bridges that are NVSwitches.
         driver: version of the loaded NVIDIA driver; empty = none is loaded.
         cuda_status: 0, or the error with which CUDA does not start.
@@ -216,6 +219,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     num_cpus: int | None = None
     numa_nodes: tuple[NumaNode, ...] = ()
     gpu_pcis: tuple[str, ...] | None = None
+    gpu_drivers: dict[str, str] = {}
+    nvml_reason: str = ""
     nvswitch_pcis: tuple[str, ...] | None = None
     driver: str | None = None
     cuda_status: int | None = None

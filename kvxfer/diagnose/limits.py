@@ -56,9 +56,18 @@ def limit_of(facts: Facts, figures: Figures, figure: Figure) -> Limit:
         rates = [port.gbit_per_s or 0.0 for port in ports if port.state == "active"]
         return (max(rates) / _BITS, "rate of the NIC's port") if any(rates) else _UNKNOWN
     if figure.kind in HOST_KINDS and figure.src == figure.dst:
-        local = figures.get(LOCAL_MEMCPY, figure.src, figure.dst)
-        return (local.gb_per_s, LOCAL_MEMCPY) if local is not None else _UNKNOWN
+        return _memcpy_reference(figures, figure.src)
     return _UNKNOWN
+
+
+def _memcpy_reference(figures: Figures, node: str) -> Limit:
+    """The fastest round on a NUMA node: measured, no limit, and never below what it is beside."""
+    if figures.get(LOCAL_MEMCPY, node, node) is None:
+        return _UNKNOWN
+    found = [figures.get(kind, node, node) for kind in (LOCAL_MEMCPY, *HOST_KINDS)]
+    rates = [one.best_gb_per_s or one.gb_per_s for one in found if one is not None and one.is_right]
+    best = max((rate for rate in rates if rate), default=None)
+    return (best, f"reference: fastest memcpy of {node}") if best else _UNKNOWN
 
 
 def pair_limit(facts: Facts, src: int, dst: int) -> Limit:

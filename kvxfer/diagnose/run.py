@@ -12,7 +12,12 @@ from kvxfer.diagnose.checks import run_checks
 from kvxfer.diagnose.compare import changes_since
 from kvxfer.diagnose.facts import Facts
 from kvxfer.diagnose.figures import Figures
-from kvxfer.diagnose.inventory import facts_of, read_folder, read_live, write_folder
+from kvxfer.diagnose.inventory import (
+    facts_of,
+    read_folder,
+    read_live,
+    write_folder,
+)
 from kvxfer.diagnose.inventory.perftest_text import nic_figures
 from kvxfer.diagnose.inventory.sources import Sources
 from kvxfer.diagnose.limits import with_limits
@@ -91,7 +96,7 @@ def capture(folder: Path, *, older: DiagnoseReport | None = None) -> DiagnoseRep
     """Write this machine's capture, measure nothing, and judge what was read.
 
     Raises:
-        InvalidUsage: the folder cannot be written.
+        InvalidUsage: the folder cannot be written, or holds something else than a capture.
     """
     start = time.monotonic()
     sources = read_live()

@@ -44,7 +44,7 @@ def to_html(report: DiagnoseReport) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="{_CLASSES[report.verdict]}"><span class="tag">{report.verdict.value}</span> '
         f"{escape(summary_of(report))}</p>",
-        _findings(report.checks),
+        _findings(report),
         _topology(report),
         _heat_maps(report),
         _checks(report.checks),
@@ -72,16 +72,19 @@ def faulty_devices(report: DiagnoseReport) -> list[str]:
     return [name for name in names if name in faulty]
 
 
-def _findings(results: Sequence[CheckResult]) -> str:
+def _findings(report: DiagnoseReport) -> str:
     parts = [
         f'<div class="finding {_CLASSES[finding.verdict]}"><span class="tag">'
         f"{finding.verdict.value}</span> <b>{escape(finding.where)}</b>: "
         f"{escape(finding.evidence)}<br><span class='cause'>{escape(finding.cause)}.</span> "
         f"<b>Remedy:</b> {escape(finding.remedy)}.</div>"
-        for result in results
+        for result in report.checks
         for finding in result.findings
     ]
-    return f"<h2>What is wrong</h2>{''.join(parts)}" if parts else "<p>Nothing is wrong.</p>"
+    if parts:
+        return f"<h2>What is wrong</h2>{''.join(parts)}"
+    nothing = report.verdict is Verdict.NOT_APPLICABLE
+    return f"<p>{'There was nothing to test.' if nothing else 'Nothing is wrong.'}</p>"
 
 
 def _topology(report: DiagnoseReport) -> str:

@@ -74,15 +74,30 @@ def summary_of(report: DiagnoseReport) -> str:
 
 
 def describe_node(facts: Facts) -> str:
-    """``2 x NVIDIA H200, 18 NVLinks each``, or the CPUs."""
+    """``2 x NVIDIA H200, 18 NVLinks each``, or why there is none, and the CPUs."""
     gpus = facts.gpus or ()
     if not gpus:
-        cpus = f"{facts.host.num_cpus} CPUs" if facts.host.num_cpus else "CPUs"
-        return f"no GPU, {cpus}, {len(facts.hardware_nics)} RDMA devices"
+        parts = [_no_gpu(facts), _cpus(facts), f"{len(facts.hardware_nics)} RDMA devices"]
+        return ", ".join(filter(None, parts))
     names = "/".join(sorted({gpu.name or "GPU" for gpu in gpus}))
     links = sorted({len(gpu.active_links) for gpu in gpus})
     text = f"{len(gpus)} x {names}, {'/'.join(map(str, links))} NVLinks each"
     return f"{text}, {len(facts.hardware_nics)} RDMA devices"
+
+
+def _no_gpu(facts: Facts) -> str:
+    host = facts.host
+    if host.gpu_pcis:
+        unusable = host.nvml_reason or host.driver == ""  # else nobody asked NVML
+        words = "none of them usable" if unusable else "no more known of them"
+        return f"{len(host.gpu_pcis)} GPUs on the PCI bus, {words}"
+    return "no GPU here" if () in (facts.gpus, facts.host.gpu_pcis) else "no GPU known of"
+
+
+def _cpus(facts: Facts) -> str:
+    """Those that the process might use; of older captures, those of the node."""
+    count = facts.host.num_cpus or sum(len(node.cpus) for node in facts.host.numa_nodes)
+    return f"{count} CPUs" if count else ""
 
 
 def cell_of(figure: Figure | None) -> str:
@@ -148,16 +163,22 @@ def _print_rates(figures: Figures, console: Console) -> None:
 
 
 def _print_rest(results: Sequence[CheckResult], console: Console) -> None:
-    """Everything that is well or does not apply, a line each."""
+    """What is well, a line each; of what does not apply, a line for each reason."""
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    absent: dict[str, list[str]] = {}
     for result in results:
-        if not result.findings:
+        if result.verdict is Verdict.PASS:
             word = Text(result.verdict.value, style=_STYLES[result.verdict])
             table.add_row(word, result.check, Text(_plain(result.evidence)))
+        elif not result.findings:
+            absent.setdefault(result.evidence, []).append(result.check)
     console.print(table)
+    for reason, checks in absent.items():
+        text = f"N/A  {_plain(reason)} ({', '.join(checks)})"
+        console.print(Text(text, style=_STYLES[Verdict.NOT_APPLICABLE]))
 
 
 def _line(console: Console, text: str) -> None:

@@ -24,12 +24,12 @@ def test_this_machine_is_diagnosed(tmp_path: Path) -> None:
     assert paths[1].read_text().startswith("<!doctype html>")
     if not report["facts"]["gpus"]:
         assert verdicts["pair-rate"] == "N/A"
-        assert "N/A  pair-rate" in done.stdout
+        assert "no GPU" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("name", "status"),
-    [("hgx_h100", 0), ("link_down", 1), ("cuda_error_802", 1), ("mig_on", 1), ("cpu_only", 0)],
+    [("hgx_h100", 0), ("link_down", 1), ("cuda_error_802", 1), ("mig_on", 1), ("no_driver", 1)],
 )
 def test_a_captured_node(name: str, status: int, tmp_path: Path) -> None:
     done = diagnose("--from", str(write_capture(name, tmp_path / name)))
@@ -40,16 +40,34 @@ def test_a_captured_node(name: str, status: int, tmp_path: Path) -> None:
 def test_nothing_to_test(tmp_path: Path) -> None:
     (tmp_path / "sysfs.txt").write_text("/proc/sys/kernel/osrelease:6.8.0\n")
     assert diagnose("--from", str(tmp_path)).returncode == 3
+    done = diagnose("--from", str(write_capture("cpu_only", tmp_path / "cpu_only")))
+    assert done.returncode == 3
+    assert "no GPU here" in done.stdout
+    assert "PASS" not in done.stdout
 
 
 def test_a_capture_is_judged_alike_here_and_elsewhere(tmp_path: Path) -> None:
     folder, here, there = (str(tmp_path / name) for name in ("capture", "here", "there"))
     first = diagnose("--capture", folder, "--json", here)
     second = diagnose("--from", folder, "--json", there)
-    assert (first.returncode, first.stderr) == (second.returncode, second.stderr)
+    # Nothing to test is 3 of a diagnosis, and no fault of a capture, which is written.
+    assert first.returncode == (0 if second.returncode == 3 else second.returncode)
+    assert (first.stderr, second.stderr) == (f"kvxfer: wrote the capture to {folder!r}\n", "")
     one, other = (json.loads(Path(path).read_text()) for path in (here, there))
     assert one["checks"] == other["checks"]
     assert one["figures"]["all"] == []
+    assert one["facts"]["host"]["num_cpus"] == other["facts"]["host"]["num_cpus"] > 0
+    again = diagnose("--capture", folder, "--json", "-")
+    assert "in place of the capture that was there" in again.stderr
+    assert json.loads(again.stdout)["checks"] == one["checks"]
+
+
+def test_a_capture_replaces_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("x")
+    done = diagnose("--capture", str(tmp_path))
+    assert done.returncode == 2
+    assert "holds 'thesis.txt', which --capture did not write; name a folder" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_drift_against_an_older_report(tmp_path: Path) -> None:

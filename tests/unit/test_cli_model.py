@@ -157,8 +157,11 @@ def test_markup_in_a_name_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["llama-3.1-8b", "--tokens", "x"], "--tokens: 'x' is not .*; give one such as 8192"),
         (["llama-3.1-8b", "--block-size", "0"], "block_size is 0"),
         (["llama-3.1-8b", "--dtype", "int3"], "dtype is 'int3'"),
-        (["llama-3.1-8b", "--json", ""], "--json is empty; name a file"),
-        (["llama-3.1-8b", "--json", "no/such/dir/f"], "--json no/such/dir/f cannot be written"),
+        (["llama-3.1-8b", "--json", ""], "cannot write '': name a file"),
+        (
+            ["llama-3.1-8b", "--json", "no/such/dir/f"],
+            "cannot write 'no/such/dir/f': there is no folder",
+        ),
     ],
 )
 def test_wrong_arguments(

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from kvxfer.diagnose.compare import read_report
 from kvxfer.diagnose.facts import Gpu
-from kvxfer.diagnose.inventory.sources import Nvml, Sources, write_folder
+from kvxfer.diagnose.inventory.kernel_log import parse_xids
+from kvxfer.diagnose.inventory.sources import Nvml, Sources, parse_sysfs, write_folder
 from kvxfer.diagnose.inventory.system import parse_cpulist
 from kvxfer.diagnose.result import DiagnoseReport
 from kvxfer.diagnose.run import diagnose_folder
@@ -109,6 +110,12 @@ def test_json_of_no_capture_is_refused(name: str, text: str, tmp_path: Path) -> 
         ("topo.txt", " ".join(f"GPU{index}" for index in range(5000)) + "\nGPU0 X\n"),
         ("query.txt", "GPU 00000000:1A:00.0\n" * 100),
         ("sysfs.txt", "".join(f"/sys/class/infiniband/m{n}/x:1\n" for n in range(2_000))),
+        (
+            "sysfs.txt",
+            "".join(f"/sys/devices/system/node/node{n}/cpulist:0-9999\n" for n in range(9999)),
+        ),
+        ("query.txt", "GPU 00000000:1A:00.0\n    Product Name : H100\n" * 2),
+        ("nvml.json", '{"gpus": [{"index": 3, "name": "A"}, {"index": 3, "name": "A"}]}'),
     ],
 )
 def test_more_devices_than_any_node_has_are_refused(name: str, text: str, tmp_path: Path) -> None:
@@ -145,6 +152,18 @@ def test_absurd_numbers_are_unknown_or_refused(name: str, text: str, tmp_path: P
     except KvxferError:
         return
     shown(report)
+
+
+@pytest.mark.parametrize("line", ["/a" * 3_000_000, "/" + "a/" * 3_000_000 + "x:1"])
+def test_a_line_without_an_end_is_no_path(line: str) -> None:
+    """It ends within the time of a test: neither the pattern nor the folders take its square."""
+    files, links = parse_sysfs(f"{line}\n/proc/x:1\n")
+    assert (files, links) == ({"/proc/x": "1"}, {})
+
+
+def test_a_log_of_nothing_but_errors_has_an_end() -> None:
+    log = "".join(f"NVRM: Xid (PCI:0000:1a:00): {code}, x\n" for code in range(200_000))
+    assert [xid.code for xid in parse_xids(log)] == [*range(1_000)]
 
 
 def test_lists_of_cpus_have_an_end() -> None:

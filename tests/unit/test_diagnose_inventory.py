@@ -22,6 +22,7 @@ from kvxfer.diagnose.inventory.smi_text import parse_nvlink
 from kvxfer.diagnose.inventory.sources import parse_sysfs
 from kvxfer.diagnose.inventory.system import parse_cpulist
 from kvxfer.diagnose.inventory.topo_text import parse_p2p, parse_topo
+from kvxfer.errors import InvalidUsage
 
 
 def test_this_machine_can_be_read_and_captured(tmp_path: Path) -> None:
@@ -33,8 +34,50 @@ def test_this_machine_can_be_read_and_captured(tmp_path: Path) -> None:
     again = facts_of(read_folder(tmp_path))
     assert again.gpus == facts.gpus
     assert again.nics == facts.nics
-    for name in ("kernel", "cpu", "driver", "iommu", "acs_ports", "hypervisor", "pid_namespace"):
+    for name in (
+        "kernel",
+        "cpu",
+        "num_cpus",
+        "numa_nodes",
+        "driver",
+        "gpu_drivers",
+        "nvml_reason",
+        "iommu",
+        "acs_ports",
+        "hypervisor",
+        "pid_namespace",
+    ):
         assert getattr(again.host, name) == getattr(facts.host, name), name
+
+
+def test_a_capture_replaces_all_of_an_older_one(tmp_path: Path) -> None:
+    write_folder(Sources(acs={"0000:00:01.0": 1}, texts={"dmesg.txt": "old"}), tmp_path)
+    write_folder(Sources(files={"/proc/modules": "ext4"}), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["sysfs.txt"]
+
+
+@pytest.mark.parametrize("name", ["topo.txt", "nvml.json.bak", "notes", "sysfs.txt/x"])
+def test_a_capture_replaces_nothing_else(name: str, tmp_path: Path) -> None:
+    """A text that someone captured by hand neither; nothing is written then."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(InvalidUsage, match="which --capture did not write; name a folder that is"):
+        write_folder(Sources(texts={"dmesg.txt": "x"}), tmp_path)
+    assert path.read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_capture_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    (folder / "dmesg.txt").symlink_to(tmp_path / "precious")
+    with pytest.raises(InvalidUsage, match=r"holds 'dmesg\.txt'"):
+        write_folder(Sources(texts={"dmesg.txt": "x"}), folder)
+    assert (tmp_path / "precious").read_text() == "mine"
+    with pytest.raises(InvalidUsage, match="cannot write the capture"):
+        write_folder(Sources(), tmp_path / "precious")
 
 
 def test_a_capture_of_gpus_holds_all_that_nvml_said(tmp_path: Path) -> None:
@@ -65,14 +108,19 @@ def test_a_planted_root_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("sys/bus/pci/devices/0000:1a:00.0/vendor", "0x10de\n"),
         ("sys/bus/pci/devices/0000:1a:00.0/class", "0x030200\n"),
         ("sys/devices/system/node/node1/cpulist", "4-6,9\n"),
+        ("proc/self/status", "Name:\tsecret-program\nCpus_allowed_list:\t4,6\n"),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
+    (tmp_path / "sys/bus/pci/drivers/nouveau").mkdir(parents=True)
+    (tmp_path / "sys/bus/pci/devices/0000:1a:00.0/driver").symlink_to("../../drivers/nouveau")
     sources = read_live(tmp_path)
-    assert "secret-program" not in sources.files.values()
+    assert not any("secret-program" in text for text in sources.files.values())
+    assert sources.files["/proc/self/status"] == "Cpus_allowed_list:\t4,6"
     host = facts_of(sources).host
     assert (host.kernel, host.fabric_manager_running) == ("6.8.0", True)
     assert host.gpu_pcis == ("0000:1a:00.0",)
+    assert host.gpu_drivers == {"0000:1a:00.0": "nouveau"}
     assert host.numa_nodes[0].cpus == (4, 5, 6, 9)
     assert facts_of(sources).nics[0].software
 

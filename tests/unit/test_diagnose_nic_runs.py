@@ -102,13 +102,16 @@ def test_the_environment_names_one_device() -> None:
     assert nic_environment("lo")["UCX_NET_DEVICES"] == "lo"
 
 
-def rated(gb_per_s: float, *, num_wrong: int = 0) -> dict[str, CheckResult]:
+def rated(
+    gb_per_s: float, *, best_gb_per_s: float | None = None, num_wrong: int = 0
+) -> dict[str, CheckResult]:
     facts = node(nic("mlx5_0", "active"))  # 25 GB/s
     figure = Figure(
         kind=NIC_HOST,
         src="mlx5_0",
         dst="mlx5_0",
         gb_per_s=gb_per_s,
+        best_gb_per_s=best_gb_per_s,
         rounds=2,
         num_bytes=1 << 20,
         num_wrong=num_wrong,
@@ -123,6 +126,10 @@ def rated(gb_per_s: float, *, num_wrong: int = 0) -> dict[str, CheckResult]:
 )
 def test_a_slow_loopback_is_a_warning(gb_per_s: float, verdict: Verdict) -> None:
     assert rated(gb_per_s)["nic-rate"].verdict is verdict
+
+
+def test_a_loopback_is_judged_by_its_best_round() -> None:
+    assert rated(8.0, best_gb_per_s=22.0)["nic-rate"].verdict is Verdict.PASS
 
 
 def test_a_loopback_may_pass_its_port() -> None:

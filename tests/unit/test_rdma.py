@@ -190,3 +190,6 @@ def test_env_prints_and_writes_them(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert "lockable memory" in names
     assert all(name in shown for name in names)
+    assert main(["env", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(path.read_text())
+    assert main(["env", "--json", ""]) == 2

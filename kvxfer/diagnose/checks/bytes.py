@@ -84,8 +84,10 @@ def _possible(_: Facts, figures: Figures) -> Answer:
 
 
 def _why_nothing(figures: Figures) -> str:
-    reasons = sorted({f"{what}: {reason}" for what, reason in figures.skipped.items()})
-    return "; ".join(reasons) or "nothing was measured"
+    if len(reasons := set(figures.skipped.values())) == 1:
+        return reasons.pop()
+    parts = sorted(f"{what}: {reason}" for what, reason in figures.skipped.items())
+    return "; ".join(parts) or "nothing was measured"
 
 
 CHECKS = (

@@ -15,6 +15,7 @@ from kvxfer.diagnose.checks.base import (
     no_gpus,
     warn,
 )
+from kvxfer.diagnose.checks.unlisted import without_gpus
 from kvxfer.diagnose.facts import Facts, Xid
 from kvxfer.diagnose.figures import Figures
 from kvxfer.diagnose.result import Finding
@@ -49,15 +50,11 @@ _FATAL = {
 
 def _cuda_start(facts: Facts, _: Figures) -> Answer:
     host = facts.host
-    if host.driver == "" and host.gpu_pcis:
-        return [
-            fail(
-                "driver",
-                f"{len(host.gpu_pcis)} GPUs on the PCI bus and no NVIDIA driver",
-                cause="the driver is not installed, or does not fit this kernel",
-                remedy="install the driver, or rebuild its modules for this kernel",
-            )
-        ]
+    # These two say more of what is wrong than that NVML lists no GPU.
+    if host.cuda_status in (_NOT_READY, _MISMATCH) and (facts.gpus or host.gpu_pcis):
+        return [_refused(facts)]
+    if findings := without_gpus(facts):
+        return findings
     if host.cuda_status is None:
         return no_gpus(facts) if not facts.gpus else Absent("CUDA was not asked")
     if host.cuda_status == 0:
@@ -80,8 +77,10 @@ def _refused(facts: Facts) -> Finding:
 
 def _gpu_count(facts: Facts, _: Figures) -> Answer:
     on_bus = facts.host.gpu_pcis
-    if on_bus is None or facts.gpus is None:
-        return no_gpus(facts) if not facts.gpus else Absent("the PCI bus was not read")
+    if not facts.gpus:
+        return no_gpus(facts)  # cuda-start says why, where some are on the bus
+    if on_bus is None:
+        return Absent("the PCI bus was not read")
     if facts.host.container:
         return Absent("a container may be given fewer GPUs than the host has")
     missing = sorted(set(on_bus) - {gpu.pci for gpu in facts.gpus})
@@ -121,6 +120,9 @@ def _kernel_log(facts: Facts, _: Figures) -> Answer:
     xids = facts.host.xids
     if xids is None:
         return Absent("the kernel's log is not readable; run as root for it")
+    nobody_writes = facts.host.gpu_pcis == () or facts.host.driver == ""
+    if not xids and not facts.gpus and nobody_writes:
+        return no_gpus(facts)  # an empty log says nothing of GPUs that are not driven
     return answer(
         [_of_xid(facts, xid) for xid in xids], "no Xid of the NVIDIA driver in the kernel's log"
     )

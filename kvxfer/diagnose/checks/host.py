@@ -5,7 +5,6 @@ from kvxfer.diagnose.checks.base import Absent, Answer, Check, answer, fail, war
 from kvxfer.diagnose.facts import Facts
 from kvxfer.diagnose.figures import (
     HOST_KINDS,
-    MEMCPY,
     NIC_GPU,
     NIC_HOST,
     NIC_KINDS,
@@ -27,7 +26,7 @@ def _memcpy(_: Facts, figures: Figures) -> Answer:
 
 def _slow_memcpy(figure: Figure) -> Finding | None:
     """By the fastest round: CPUs that others use now and then are no fault."""
-    good = expected.MEMCPY_GOOD if figure.kind == MEMCPY else expected.PAGED_MEMCPY_GOOD
+    good = expected.memcpy_good(figure.kind)
     best = figure.best_gb_per_s or figure.gb_per_s or 0.0
     fraction = best / (figure.limit_gb_per_s or best)
     if fraction >= good:
@@ -54,15 +53,19 @@ def _nic_rate(facts: Facts, figures: Figures) -> Answer:
 
 
 def _slow_nic(figure: Figure) -> Finding | None:
-    fraction = figure.fraction_of_limit
-    if figure.kind != NIC_HOST or fraction is None or fraction >= expected.NIC_GOOD:
+    """By the fastest round, as copies between processes are."""
+    if figure.kind != NIC_HOST or not figure.limit_gb_per_s:
+        return None
+    best = figure.best_gb_per_s or figure.gb_per_s or 0.0
+    fraction = best / figure.limit_gb_per_s
+    if fraction >= expected.NIC_GOOD:
         return None
     # Of a loopback that was measured here, which no NIC has been seen to pass or fail: a warning.
     is_bad = fraction < expected.NIC_BAD and not figure.rounds
     finding = fail if is_bad else warn
     return finding(
         figure.where,
-        f"{figure.gb_per_s:.4g} GB/s, {fraction:.0%} of {figure.limit_gb_per_s:.4g}",
+        f"{best:.4g} GB/s, {fraction:.0%} of {figure.limit_gb_per_s:.4g}",
         cause="fewer PCIe lanes than the port needs, or memory on the far socket",
         remedy="see the NIC's PCIe width; run on CPUs of its NUMA node",
     )

@@ -1,6 +1,7 @@
 """What a node is: read live, captured to a folder, or taken from one; then made into facts."""
 
 import math
+from collections import Counter
 
 from msgspec.structs import replace
 
@@ -8,21 +9,35 @@ from kvxfer.diagnose.facts import Facts, Gpu, GpuPair
 from kvxfer.diagnose.inventory.live import read_live
 from kvxfer.diagnose.inventory.nics import nics_of
 from kvxfer.diagnose.inventory.smi_text import parse_nvlink, parse_query
-from kvxfer.diagnose.inventory.sources import Nvml, Sources, read_folder, write_folder
+from kvxfer.diagnose.inventory.sources import (
+    Nvml,
+    Sources,
+    read_folder,
+    require_capture,
+    write_folder,
+)
 from kvxfer.diagnose.inventory.system import host_of
 from kvxfer.diagnose.inventory.topo_text import Topology, parse_p2p, parse_topo
 from kvxfer.errors import InvalidUsage
 
 _MAX_GPUS = 64
 
-__all__ = ["Nvml", "Sources", "facts_of", "read_folder", "read_live", "write_folder"]
+__all__ = [
+    "Nvml",
+    "Sources",
+    "facts_of",
+    "read_folder",
+    "read_live",
+    "require_capture",
+    "write_folder",
+]
 
 
 def facts_of(sources: Sources) -> Facts:
     """Facts from sources: NVML where it answered, else the text of ``nvidia-smi``.
 
     Raises:
-        InvalidUsage: they tell of more devices than any node has.
+        InvalidUsage: they tell of more devices than any node has, or of one GPU twice.
     """
     topology = parse_topo(sources.texts.get("topo.txt", ""))
     told: dict[str, str] = {}
@@ -36,6 +51,7 @@ def facts_of(sources: Sources) -> Facts:
         gpus, pairs = _gpus_from_text(sources, topology), _pairs_from_text(sources, topology)
         told["GPUs"] = _text_source(sources, gpus)
     if gpus is not None:
+        _require_distinct(gpus)
         gpus = tuple(_with_numa(sources, gpu, topology) for gpu in gpus)
     told["NICs"] = "sysfs" if sources.below("/sys/class/infiniband") else "nvidia-smi topo"
     return Facts(
@@ -89,6 +105,18 @@ def _pairs_from_text(sources: Sources, topology: Topology) -> tuple[GpuPair, ...
 def _require_few(count: int) -> None:
     if count > _MAX_GPUS:
         raise InvalidUsage(f"the capture tells of {count} GPUs; at most {_MAX_GPUS} are judged")
+
+
+def _require_distinct(gpus: tuple[Gpu, ...]) -> None:
+    """Two texts of one tool in a file tell of each GPU twice."""
+    names = [f"GPU {gpu.index}" for gpu in gpus]
+    names += [f"the GPU at {gpu.pci}" for gpu in gpus if gpu.pci]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidUsage(
+            f"the capture tells of {twice[0]} more than once; let each file hold one output of "
+            "its tool"
+        )
 
 
 def _with_numa(sources: Sources, gpu: Gpu, topology: Topology) -> Gpu:

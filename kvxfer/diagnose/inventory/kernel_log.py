@@ -11,6 +11,7 @@ from kvxfer.diagnose.facts import Xid, format_pci
 _KMSG = "/dev/kmsg"
 _RECORD_BYTES = 8192
 _MAX_RECORDS = 100_000
+_MAX_XIDS = 1_000  # devices times codes: the first of them tell
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d{1,6})(?:, *(.*))?")
 # Of each event the driver writes a line with its severity in words; others hold registers.
 _SXID = re.compile(r"SXid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d{1,6}), ((?:Non-)?[Ff]atal,.*)")
@@ -42,7 +43,10 @@ def read_kernel_log() -> str | None:
 
 
 def parse_xids(text: str) -> tuple[Xid, ...]:
-    """The Xids and SXids of a log, each code of a device once, with its first text."""
+    """The Xids and SXids of a log, each code of a device once, with its first text.
+
+    At most 1,000 of them.
+    """
     found: dict[tuple[str, int], Xid] = {}
     for line in text.splitlines():
         of_switch = _SXID.search(line)
@@ -52,4 +56,6 @@ def parse_xids(text: str) -> tuple[Xid, ...]:
         pci, code, words = format_pci(match[1]), int(match[2]), (match[3] or "").strip()
         xid = Xid(code=code, pci=pci, text=words, of_switch=of_switch is not None)
         found.setdefault((pci, code), xid)
+        if len(found) == _MAX_XIDS:
+            break
     return tuple(found.values())

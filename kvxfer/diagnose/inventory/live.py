@@ -2,16 +2,19 @@
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from kvxfer.diagnose.inventory.acs import read_acs
 from kvxfer.diagnose.inventory.kernel_log import read_kernel_log
 from kvxfer.diagnose.inventory.nvml import read_nvml
 from kvxfer.diagnose.inventory.sources import Sources
+from kvxfer.diagnose.inventory.system import ALLOWED_CPUS
 
 _FILES = (
     "/proc/cpuinfo",
     "/proc/modules",
+    "/proc/self/status",
     "/proc/driver/nvidia/version",
     "/proc/sys/kernel/osrelease",
     "/proc/[0-9]*/comm",
@@ -36,6 +39,7 @@ _LINKS = (
     "/proc/self/ns/ipc",
     "/sys/class/infiniband/*",
     "/sys/bus/pci/devices/*",
+    "/sys/bus/pci/devices/*/driver",
 )
 _MARKS = ("/dev/nvidia-caps-imex-channels/*", "/.dockerenv", "/run/.containerenv")
 _MAX_FILE_BYTES = 64 << 10
@@ -65,7 +69,7 @@ def _files(root: Path) -> dict[str, str]:
             text = _text(path)
             if text is None or (name.endswith("/comm") and not text.startswith(_names())):
                 continue
-            found[name] = _first_processor(text) if name == "/proc/cpuinfo" else text
+            found[name] = _SHORTENED.get(name, str)(text)
     for pattern in _MARKS:
         found |= {"/" + path.relative_to(root).as_posix(): "" for path in root.glob(pattern[1:])}
     return found
@@ -96,6 +100,17 @@ def _text(path: Path) -> str | None:
 
 def _first_processor(cpuinfo: str) -> str:
     return cpuinfo.partition("\n\n")[0]
+
+
+def _usable_cpus(status: str) -> str:
+    return "\n".join(line for line in status.splitlines() if line.startswith(ALLOWED_CPUS))
+
+
+# What a capture needs of files that say much more.
+_SHORTENED: dict[str, Callable[[str], str]] = {
+    "/proc/cpuinfo": _first_processor,
+    "/proc/self/status": _usable_cpus,
+}
 
 
 def _fabric_manager_version() -> str | None:

@@ -49,11 +49,14 @@ TEXTS = (
     "fabricmanager.txt",
     "cuda.txt",
 )
+# What --capture writes; the others are captured by hand.
+_WRITTEN = (_NVML, _SYSFS, _ACS, "dmesg.txt", "fabricmanager.txt")
 _Kind = TypeVar("_Kind")
 # Far above those of any node; more would keep the checks busy for hours.
 _MAX_BYTES = 16 << 20
 _MAX_TEXTS = 256
 _MAX_INTEGER = 1 << 48
+_MAX_LINE = 8 << 10  # a path of 4 KiB at most, and what its file says
 # The parts of a path have no colons, but for PCI addresses.
 _PART = r"(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|pci[0-9a-f]{4}:[0-9a-f]{2}|[^:/]+)"
 _SYSFS_LINE = re.compile(rf"((?:/{_PART})+):(.*)")
@@ -152,8 +155,10 @@ def read_folder(folder: Path) -> Sources:
 def write_folder(sources: Sources, folder: Path) -> list[str]:
     """Write a capture that :func:`read_folder` reads; returns the names of its files.
 
+    A capture that is there already is replaced, all of it: files of two are no node's.
+
     Raises:
-        InvalidUsage: it cannot be written.
+        InvalidUsage: it cannot be written; the folder holds something else, which stays.
     """
     found = {_SYSFS: format_sysfs(sources), **sources.texts}
     for name, value in ((_NVML, sources.nvml), (_ACS, sources.acs)):
@@ -161,8 +166,11 @@ def write_folder(sources: Sources, folder: Path) -> list[str]:
             found[name] = msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        older = require_capture(folder)
         for name, text in found.items():
             (folder / name).write_text(text, encoding="utf-8")
+        for name in older - found.keys():
+            (folder / name).unlink()
     except OSError as error:
         raise InvalidUsage(
             f"cannot write the capture to {str(folder)!r}: {error.strerror}"
@@ -170,11 +178,39 @@ def write_folder(sources: Sources, folder: Path) -> list[str]:
     return sorted(found)
 
 
+def require_capture(folder: Path) -> set[str]:
+    """Names of the files of a folder, all of an older ``--capture``; none where it is new.
+
+    Raises:
+        InvalidUsage: one of them is not; it cannot be read.
+    """
+    try:
+        entries = sorted(folder.iterdir()) if folder.exists() else []
+        others = [path.name for path in entries if not _is_written(path)]
+    except OSError as error:
+        raise InvalidUsage(
+            f"cannot write the capture to {str(folder)!r}: {error.strerror}"
+        ) from error
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise InvalidUsage(
+            f"{str(folder)!r} holds {others[0]!r}{more}, which --capture did not write; "
+            "name a folder that is new or empty, or that holds a capture alone"
+        )
+    return {path.name for path in entries}
+
+
+def _is_written(path: Path) -> bool:
+    return path.name in _WRITTEN and path.is_file() and not path.is_symlink()
+
+
 def parse_sysfs(text: str) -> tuple[dict[str, str], dict[str, str]]:
     """Files and links of ``sysfs.txt``; lines of one file are joined again."""
     lines: dict[str, list[str]] = {}
     links: dict[str, str] = {}
     for line in text.splitlines():
+        if len(line) > _MAX_LINE:
+            continue
         path, arrow, target = line.partition(" -> ")
         if arrow and path.startswith("/"):
             links[path] = target.strip()

@@ -8,13 +8,16 @@ from kvxfer.diagnose.inventory.acs import parse_lspci
 from kvxfer.diagnose.inventory.kernel_log import parse_xids
 from kvxfer.diagnose.inventory.perftest_text import refused_errno
 from kvxfer.diagnose.inventory.sources import Sources
+from kvxfer.errors import InvalidUsage
 
 _DEVICES = "/sys/bus/pci/devices"
 _NODES = "/sys/devices/system/node"
+_MAX_NODES = 1024  # of Linux: CONFIG_NODES_SHIFT is 10 at most
 _IMEX = "/dev/nvidia-caps-imex-channels"
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")
 _SWITCH_CLASS = "0x0680"  # "bridge, other": how NVSwitches present themselves
+ALLOWED_CPUS = "Cpus_allowed_list:"  # in /proc/PID/status
 # Inodes of the first namespaces: include/linux/proc_ns.h, PROC_PID_INIT_INO and PROC_IPC_INIT_INO.
 _HOST_NAMESPACES = {"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF}
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "mlx5_ib", "ib_uverbs")
@@ -39,16 +42,22 @@ _VERSION = re.compile(r"\b(\d{3,}(?:\.\d+)+)\b")
 
 
 def host_of(sources: Sources) -> Host:
-    """All that the files say of the host."""
+    """All that the files say of the host.
+
+    Raises:
+        InvalidUsage: they tell of more NUMA nodes than any host has.
+    """
     files = sources.files
     cuda_status, cuda_reason = _cuda(sources)
     log = sources.texts.get("dmesg.txt")
     return Host(
         kernel=files.get("/proc/sys/kernel/osrelease", ""),
         cpu=_cpu_field(files, "model name"),
-        num_cpus=len(os.sched_getaffinity(0)) if sources.is_live else None,
+        num_cpus=len(_usable_cpus(sources)) or None,
         numa_nodes=_numa_nodes(sources),
         gpu_pcis=_nvidia_devices(sources, _GPU_CLASSES),
+        gpu_drivers=_drivers(sources),
+        nvml_reason=_nvml_reason(sources),
         nvswitch_pcis=_nvidia_devices(sources, (_SWITCH_CLASS,)),
         driver=_driver(sources),
         cuda_status=cuda_status,
@@ -88,16 +97,33 @@ def _cpu_field(files: dict[str, str], name: str) -> str:
 
 
 def _numa_nodes(sources: Sources) -> tuple[NumaNode, ...]:
-    usable = os.sched_getaffinity(0) if sources.is_live else set[int]()
+    usable = _usable_cpus(sources)
     found = []
-    for name in sources.below(_NODES):
+    names = sources.below(_NODES)
+    if len(names) > _MAX_NODES:
+        raise InvalidUsage(
+            f"the capture tells of {len(names)} NUMA nodes; at most {_MAX_NODES} are judged"
+        )
+    for name in names:
         text = sources.files.get(f"{_NODES}/{name}/cpulist", "")
         if re.fullmatch(r"node\d{1,4}", name) and text:
             cpus = parse_cpulist(text)
             found.append(
-                NumaNode(index=int(name[4:]), cpus=cpus, usable_cpus=tuple(usable & set(cpus)))
+                NumaNode(
+                    index=int(name[4:]), cpus=cpus, usable_cpus=tuple(sorted(usable & set(cpus)))
+                )
             )
     return tuple(sorted(found, key=lambda node: node.index))
+
+
+def _usable_cpus(sources: Sources) -> set[int]:
+    """CPUs that this process, or the one that captured, may run on; none = unknown."""
+    if sources.is_live:
+        return os.sched_getaffinity(0)
+    for line in sources.files.get("/proc/self/status", "").splitlines():
+        if line.startswith(ALLOWED_CPUS):
+            return set(parse_cpulist(line.removeprefix(ALLOWED_CPUS)))
+    return set()
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
@@ -121,6 +147,22 @@ def _nvidia_devices(sources: Sources, classes: tuple[str, ...]) -> tuple[str, ..
         if files.get(f"{_DEVICES}/{name}/vendor") == _NVIDIA
         and files.get(f"{_DEVICES}/{name}/class", "").startswith(classes)
     )
+
+
+def _drivers(sources: Sources) -> dict[str, str]:
+    """Of the GPUs on the bus: the driver each is bound to, where it was looked for."""
+    gpus = _nvidia_devices(sources, _GPU_CLASSES) or ()
+    # Some device of any machine has a driver: without a link to one nobody looked for them.
+    if not any(path.startswith(_DEVICES) and path.endswith("/driver") for path in sources.links):
+        return {}
+    targets = {gpu: sources.links.get(f"{_DEVICES}/{gpu}/driver", "") for gpu in gpus}
+    return {gpu: target.rpartition("/")[2] for gpu, target in targets.items()}
+
+
+def _nvml_reason(sources: Sources) -> str:
+    if sources.nvml is None or sources.nvml.gpus:
+        return ""
+    return sources.nvml.reason or "NVML lists no GPU"
 
 
 def _driver(sources: Sources) -> str | None:
