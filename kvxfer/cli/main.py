@@ -32,7 +32,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults, where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False:
+        if action.default is False or action.default in (None, "", [], ()):
             return action.help
         return super()._get_help_string(action)
 
@@ -54,14 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows ? for µ
-    command = ""
+    program = "kvxfer"
     try:
         # The command is imported here, not above: that takes long enough to be interrupted.
         with _signals(_leave, signal.SIGINT, signal.SIGTERM):
             args, unknown = build_parser().parse_known_args(argv)
         if unknown:  # the command's own usage helps more than the program's
             args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        command = args.run_command
+        program = args.parser.prog  # with its sub-commands, as in what argparse says
         logging.basicConfig(
             stream=sys.stderr,
             level=logging.INFO if args.verbose else logging.WARNING,
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
     except KvxferError as error:
-        print(f"kvxfer {command}: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return _status_of(error)
 
 

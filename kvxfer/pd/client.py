@@ -27,12 +27,20 @@ class Answer:
     Attributes:
         text: what came back.
         ttft_s: from sending the request to the first chunk with choices.
-        gaps_s: between one such chunk and the next.
+        gaps_s: between one such chunk and the next; a server that is late sends several tokens in
+            one.
+        num_tokens: as the server counts them; None where it was not asked (``include_usage``).
     """
 
     text: str
     ttft_s: float
     gaps_s: tuple[float, ...]
+    num_tokens: int | None = None
+
+    @property
+    def num_messages(self) -> int:
+        """Chunks with choices."""
+        return len(self.gaps_s) + 1
 
 
 def get(url: str, path: str, timeout_s: float) -> str:
@@ -107,6 +115,7 @@ def complete(
     start_s = time.perf_counter()
     texts: list[str] = []
     times_s: list[float] = []
+    num_tokens: int | None = None
     with closing(_events(url, "/v1/completions", {**body, "stream": True}, timeout_s)) as events:
         for event in events:
             if time.perf_counter() - start_s > most_s:
@@ -114,10 +123,17 @@ def complete(
             if choices := event.get("choices"):
                 times_s.append(time.perf_counter())
                 texts.append(str(choices[0].get("text") or ""))
+            num_tokens = _num_tokens(event) or num_tokens
     if not times_s:
         raise TransferFailed(f"{url} answered without a token; see the engine's log")
     gaps_s = (later - earlier for earlier, later in pairwise(times_s))
-    return Answer("".join(texts), times_s[0] - start_s, tuple(gaps_s))
+    return Answer("".join(texts), times_s[0] - start_s, tuple(gaps_s), num_tokens)
+
+
+def _num_tokens(event: Mapping[str, Any]) -> int | None:
+    usage = event.get("usage")
+    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return count if isinstance(count, int) else None
 
 
 def _events(
@@ -187,6 +203,12 @@ class _Exchange:
         if self._response is not None:
             self._response.close()  # which holds the socket where the server closes after it
         if isinstance(error, OSError | http.client.HTTPException):
-            raise NotAvailable(f"{self._where} does not answer: {error!r}") from error
+            raise NotAvailable(
+                f"{self._where} does not answer ({_reason(error)}); is the server up there?"
+            ) from error
         if isinstance(error, json.JSONDecodeError):
             raise TransferFailed(f"{self._where} answered what is no JSON: {error}") from error
+
+
+def _reason(error: OSError | http.client.HTTPException) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

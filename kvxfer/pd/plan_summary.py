@@ -72,12 +72,14 @@ class Recommendation:
         num_gpus: what it costs.
         reason: why this one, in a sentence.
         changes: what would make another one the choice, a sentence each.
+        meets: whether it serves a load within the objectives, and is not only the closest.
     """
 
     name: str
     num_gpus: int
     reason: str
     changes: tuple[str, ...]
+    meets: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,8 +177,10 @@ def find_setups(folder: Path) -> list[Path]:
     """Folders of set-ups in the folder of a run, by name.
 
     Raises:
-        InvalidUsage: there is none.
+        InvalidUsage: there is none, or no such folder.
     """
+    if not folder.is_dir():
+        raise InvalidUsage(f"{folder} is no folder; name what `kvxfer pd bench --out` wrote")
     found = sorted(path.parent for path in folder.glob(f"*/{SETUP_FILE}"))
     if not found:
         raise InvalidUsage(

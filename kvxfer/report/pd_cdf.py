@@ -96,7 +96,7 @@ def require_matplotlib() -> Any:
         return import_module("matplotlib")
     except ImportError as error:
         raise NotAvailable(
-            "drawings need matplotlib, which is not installed: pip install 'kvxfer[report]'"
+            "drawings need matplotlib, which is not installed: pip install matplotlib"
         ) from error
 
 

@@ -59,7 +59,8 @@ def sentences(plan: Plan) -> Iterator[str]:
         yield "Nothing is recommended: give objectives with --slo to have one set-up chosen."
         return
     plural = "" if choice.num_gpus == 1 else "s"
-    yield f"Take {choice.name} ({choice.num_gpus} GPU{plural}): {choice.reason}"
+    start = "Take" if choice.meets else "Nothing meets the objectives; closest:"
+    yield f"{start} {choice.name} ({choice.num_gpus} GPU{plural}): {choice.reason}"
     yield from choice.changes
 
 

@@ -57,17 +57,18 @@ def print_validation(points: Sequence[ValidatedPoint], console: Console) -> None
         _line(console, f"* {text}", "dim")
 
 
-def print_fit(rows: Sequence[tuple[str, float, float]], console: Console) -> None:
-    """Write each measured step beside the fitted one: what it was, then seconds."""
-    cells = [
-        [what, format_ms(measured_s * 1e3), format_ms(fitted_s * 1e3), _error(measured_s, fitted_s)]
-        for what, measured_s, fitted_s in rows
-    ]
+def print_fit(rows: Sequence[tuple[str, float | None, float]], console: Console) -> None:
+    """Write each measured step beside the fitted one: what it was, then seconds.
+
+    None stands for a step that was assumed, not measured.
+    """
+    cells = []
+    for what, measured_s, fitted_s in rows:
+        measured, error = "assumed", ""
+        if measured_s is not None:
+            measured, error = format_ms(measured_s * 1e3), f"{fitted_s / measured_s - 1.0:+.1%}"
+        cells.append([what, measured, format_ms(fitted_s * 1e3), error])
     _print_table(console, ["step", "measured, ms", "fitted, ms", "error"], cells)
-
-
-def _error(measured_s: float, fitted_s: float) -> str:
-    return f"{fitted_s / measured_s - 1.0:+.1%}"
 
 
 def _print_table(

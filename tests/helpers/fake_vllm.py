@@ -5,6 +5,7 @@ and /v1/completions; ``--fake`` (an engine argument) tells it to fail:
 
     crash   ends at once, after a line that says why
     never   runs and is never healthy
+    mute    as that, and writes nothing
     dies    ends after its first completion
     stalls  never answers a completion
     slow    takes seconds to end, once it was asked to
@@ -70,8 +71,9 @@ def serve(words: list[str]) -> None:
     for pid in (os.getpid(), worker.pid):
         (Path(os.environ[PIDS]) / str(pid)).touch()
     signal.signal(signal.SIGTERM, lambda *_: _end(_SLOW_S if args.fake == "slow" else 0.0))
-    print("max_num_batched_tokens=2048", flush=True)
-    if args.fake == "never":
+    if args.fake != "mute":
+        print("max_num_batched_tokens=2048", flush=True)
+    if args.fake in ("never", "mute"):
         time.sleep(600)
     Handler.mode, Handler.model = args.fake, args.served_model_name
     http.server.ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()

@@ -30,6 +30,12 @@ class Fake:
         ports = ["--port", str(self.base_port + 700), "--engine-ports", str(self.base_port)]
         return [sys.executable, "-m", "kvxfer", "pd", command, *ports, *arguments]
 
+    def hide_vllm(self) -> None:
+        """As on a machine without it."""
+        blind = "import importlib.util as u; f = u.find_spec\n"
+        blind += "u.find_spec = lambda n, *a: None if n == 'vllm' else f(n, *a)\n"
+        (self.site / "sitecustomize.py").write_text(blind)
+
     @property
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.site), PIDS: str(self.pids)}

@@ -1,6 +1,7 @@
 """``kvxfer pd bench``, the real program and proxy, with a fake vLLM and its client."""
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -68,12 +69,18 @@ def test_another_set_up_does_not_get_into_the_same_folder(fake: Fake, tmp_path: 
     assert "kind 'aggregated'" in done.stderr
 
 
-def test_a_client_that_fails_leaves_no_record_and_status_1(fake: Fake, tmp_path: Path) -> None:
+def test_a_client_that_fails_leaves_its_log_no_record_and_status_1(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     out = tmp_path / "run"
     extra = ("--bench-args", "--fake-client fails", "--out", str(out))
     done = fake.run("bench", "--setup", "one=aggregated", *LOAD, *extra)
     assert done.returncode == 1
     assert "the fake client was told to fail" in done.stderr
+    logs = re.findall(r"\(all of it: (.*)\)", done.stderr)
+    assert len(logs) == 2
+    assert all("told to fail" in Path(log).read_text() for log in logs)
     assert [path.name for path in (out / "one").iterdir()] == ["setup.json"]
 
 
@@ -108,6 +115,14 @@ def test_a_server_that_runs_already_is_measured(fake: Fake, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert load_setup(out / "server").kind == "external"
     assert load_point(out / "server" / "c1-i16-o4.point.json").served_prompt_tokens is None
+
+
+def test_without_vllm_it_says_what_a_client_needs_it_for(fake: Fake, tmp_path: Path) -> None:
+    fake.hide_vllm()
+    done = fake.run("bench", "--url", "http://127.0.0.1:9", *LOAD, "--out", str(tmp_path / "run"))
+    assert done.returncode == 3
+    assert "`vllm bench serve` makes the load, also on a server that runs" in done.stderr
+    assert "--python PROGRAM" in done.stderr
 
 
 def test_ctrl_c_keeps_what_was_measured(fake: Fake, tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ def test_an_experiment_measures_reports_and_goes_on(fake: Fake, tmp_path: Path) 
     assert "pd c" not in again.stdout
 
 
+def test_without_vllm_it_says_what_needs_none(fake: Fake, tmp_path: Path) -> None:
+    fake.hide_vllm()
+    done = fake.run("experiment", "goodput", "--quick", "--out", str(tmp_path / "out"))
+    assert done.returncode == 3
+    assert done.stderr.startswith("kvxfer pd experiment: ")
+    assert "--simulate, or --records DIR" in done.stderr
+
+
 def test_a_load_at_rates_and_a_trace(fake: Fake, tmp_path: Path) -> None:
     out = tmp_path / "out"
     load = ("--isl", "256", "--osl", "4", "--request-rate", "1,4", "--duration", "2")

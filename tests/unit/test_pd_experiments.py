@@ -98,7 +98,11 @@ def test_unequal_numbers_of_devices_are_said(tmp_path: Path) -> None:
     bench.all("agg", Engines(), [4])
     bench.all("pd", Engines(kind="pd"), [4])
     found = find_experiment("agg-vs-pd").run(context(tmp_path, tmp_path / "run"))
-    assert "pd has 2 devices and agg 1: not the same cost" in texts(found)
+    said = texts(found)
+    assert "pd has 2 devices and agg 1: not the same cost" in said
+    compared = [line for line in said.splitlines() if "of pd is" in line]
+    assert compared
+    assert all("of agg), 2 devices against 1 device [" in line for line in compared)
 
 
 def test_records_of_two_h200s_get_a_simulated_aggregated_set_up(tmp_path: Path) -> None:
@@ -114,6 +118,10 @@ def test_records_of_two_h200s_get_a_simulated_aggregated_set_up(tmp_path: Path) 
     }
     assert "ITL P99 of two-kvx is lower from 16 in flight on" in texts(found)
     assert any("extrapolated" in note for note in found.notes)
+    other = Options(engine="gpt-oss-120b-h200")
+    refused = find_experiment("agg-vs-pd").run(context(tmp_path, *records, options=other))
+    assert "agg-simulated" not in {one.what for one in refused.sources}
+    assert any("are of gpt-oss-120b, the records of dummy:llama" in note for note in refused.notes)
     none = find_experiment("agg-vs-pd").run(context(tmp_path, H200 / "two"))
     assert "no aggregated and PD set-ups to compare" in texts(none)
 
@@ -207,6 +215,10 @@ def test_transfer_times_by_link(tmp_path: Path) -> None:
     assert any("llama-3.1-405b" in note for note in found.notes)  # larger than any measured
     with pytest.raises(InvalidUsage, match="3 sweeps"):
         kv_size.links_of([sweep] * 3)
+    links = {one.text for one in found.findings}
+    for said in ("not even one alone stays within", "; one alone stays within", " at once stay"):
+        assert any(said in text for text in links)
+    assert not any("; 0 at once" in text or "; 1 at once" in text for text in links)
 
 
 def test_more_gpus_by_way(tmp_path: Path) -> None:

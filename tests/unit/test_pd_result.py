@@ -201,3 +201,10 @@ def test_a_rate_or_trace_that_is_none_is_refused(tmp_path: Path, fields: dict[st
     path.write_text(json.dumps(wrong))
     with pytest.raises(InvalidUsage, match=next(iter(fields))):
         load_point(path)
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidUsage, match="nonexist is no folder"):
+        find_setups(tmp_path / "nonexist")
+    with pytest.raises(InvalidUsage, match="has no SETUP"):
+        find_setups(tmp_path)

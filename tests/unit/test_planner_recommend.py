@@ -95,7 +95,8 @@ def test_where_nothing_serves_anything_the_nearest_is_named() -> None:
     choice = recommend(found, SLO, 0.9)
     assert choice is not None
     assert choice.name == "a"
-    assert choice.reason.startswith("no set-up meets the objectives with 1 in flight for 90%")
+    assert not choice.meets
+    assert choice.reason.startswith("with 1 in flight 50% of the requests are good where 90%")
     assert choice.changes == ("a would do if a request's ITL P99 were allowed 40 ms.",)
 
 

@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     interval_s = _seconds(args.interval)
     with StatusLine() as line:
         seen = watch(args.metrics, interval_s, told=line.show)
-        line.show("simulating changes")
+        if basis is not None:
+            line.show("simulating changes")
         found = advise(seen, targets, basis)
     if args.json is not None:
         write_file(args.json, advice_json(found))
@@ -121,9 +122,11 @@ def _print(found: Advice, console: Console) -> None:
     for stage in seen.stages:
         busy = "" if stage.busy is None else f", {stage.busy:.0%} of the time"
         work = "with prompts in prefill" if stage.role == "engine" else "with work"
+        plural = "" if stage.num_engines == 1 else "s"
+        kind = "engine" if stage.role == "engine" else f"{stage.role} engine"
         _line(
             console,
-            f"{stage.num_engines} {stage.role} engine{'' if stage.num_engines == 1 else 's'}: "
+            f"{stage.num_engines} {kind}{plural}: "
             f"{stage.in_flight:.3g} requests at once{busy and f'{busy} {work}'}",
             "dim",
         )

@@ -9,7 +9,7 @@ from kvxfer.cli.output import write
 from kvxfer.cli.pd import load_options, stack_options
 from kvxfer.cli.pd.bench_watch import watchers
 from kvxfer.cli.pd.status_line import StatusLine
-from kvxfer.pd.launch.launcher import scratch_folder
+from kvxfer.pd.launch.scratch import scratch_folder
 from kvxfer.pd.launch.spec import SetupSpec, parse_setup
 from kvxfer.pd.load.measure import Bench
 from kvxfer.pd.load.plan import LoadPlan
@@ -19,6 +19,9 @@ _EXIT_CHECK_FAILED: Final = 1
 _EXIT_INTERRUPTED: Final = 130
 _SETUP: Final = "pd=pd"
 _EXTERNAL: Final = "server=external,url="
+_CLIENT: Final = (
+    ", whose `vllm bench serve` makes the load, also on a server that runs already (--url)"
+)
 _QUICK: Final = LoadPlan(isl=(256,), osl=(32,), concurrency=(1, 4), prompts_per_concurrency=4)
 
 
@@ -54,13 +57,13 @@ def run(args: argparse.Namespace) -> int:
     plan = parse_plan(args)
     timeout_s = load_options.point_timeout_s(args)
     out = Path(args.out)
-    with scratch_folder(stack_options.kept_logs(args)) as folder:
-        launcher = stack_options.launcher(args, folder)
+    with scratch_folder(stack_options.kept_logs(args)) as scratch:
+        launcher = stack_options.launcher(args, scratch, _CLIENT)
         bench = Bench(
             plan=plan,
             site=launcher.site,
             model=launcher.model,
-            logs=folder,
+            logs=launcher.logs,
             point_timeout_s=timeout_s,
         )
         with StatusLine() as line:
@@ -69,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 line.say(f"interrupted; the same command goes on with what {out} lacks")
                 return _EXIT_INTERRUPTED
+        scratch.has_failed = bool(failures)
     write(f"kvxfer pd report {shlex.quote(str(out))}\n")
     return _EXIT_CHECK_FAILED if failures else 0
 

@@ -18,7 +18,7 @@ from kvxfer.pd.experiments.base import Experiment
 from kvxfer.pd.experiments.context import Context
 from kvxfer.pd.experiments.options import SIZES, Options, Size
 from kvxfer.pd.experiments.registry import find_experiment, names
-from kvxfer.pd.launch.launcher import scratch_folder
+from kvxfer.pd.launch.scratch import Scratch, scratch_folder
 from kvxfer.pd.load.plan import parse_tokens
 from kvxfer.report.experiment_page import write_report
 from kvxfer.report.experiment_table import print_experiment
@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="set-ups and load for a CPU with the tiny model, or for GPUs",
     )
     what.add_argument(
-        "--quick", action="store_true", help="as --size quick: a minute, to see that all works"
+        "--quick",
+        action="store_true",
+        help="as --size quick: some minutes on a CPU, to see that all works",
     )
     what.add_argument(
         "--out",
@@ -99,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     experiment = find_experiment(args.name)
     folder = Path(args.out) / experiment.name
-    with scratch_folder(stack_options.kept_logs(args)) as logs, StatusLine() as line:
-        context = _context(args, experiment, folder, logs, line)
+    with scratch_folder(stack_options.kept_logs(args)) as scratch, StatusLine() as line:
+        context = _context(args, experiment, folder, scratch, line)
         try:
             result = experiment.run(context)
         except KeyboardInterrupt:
@@ -108,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
             return _EXIT_INTERRUPTED
         finally:
             line.close()
+        scratch.has_failed = bool(context.failures)
         return _report(result, folder, line)
 
 
@@ -115,7 +118,7 @@ def _context(
     args: argparse.Namespace,
     experiment: Experiment,
     folder: Path,
-    logs: Path,
+    scratch: Scratch,
     line: StatusLine,
 ) -> Context:
     size: Size = "quick"
@@ -130,7 +133,7 @@ def _context(
         size=size,
         options=options,
         command=_command(),
-        make_launcher=lambda: stack_options.launcher(args, logs),
+        make_launcher=lambda: stack_options.launcher(args, scratch),
         records=tuple(map(Path, args.records)),
         simulate_only=args.simulate,
         watchers=watchers(line),

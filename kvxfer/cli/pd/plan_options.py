@@ -7,6 +7,7 @@ from typing import Final, get_args
 
 from kvxfer.cli.lists import one_of, parse_list, positive
 from kvxfer.cli.model_side import whole_number
+from kvxfer.cli.pd.model_options import require_steps_of
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import load_model
 from kvxfer.pd.load.plan import parse_tokens
@@ -14,6 +15,7 @@ from kvxfer.pd.planner.contention import load_contention
 from kvxfer.pd.planner.engine_model import EngineModel
 from kvxfer.pd.planner.kv_size import KVSize
 from kvxfer.pd.planner.predict import Models
+from kvxfer.pd.planner.same_model import Model
 from kvxfer.pd.planner.search import STRATEGIES, Kind, Space, parse_strategy
 from kvxfer.pd.planner.trace import MAX_REQUESTS, Trace
 from kvxfer.pd.planner.traces import closed_loop, read_trace
@@ -73,10 +75,12 @@ def models_of(args: argparse.Namespace, engine: EngineModel) -> Models:
     """The costs of that engine, and of the transfers that the options name.
 
     Raises:
-        InvalidUsage: a file cannot be read, or an option is wrong.
+        InvalidUsage: a file cannot be read, an option is wrong, or the engine is of another model.
     """
     block_tokens = whole_number("--block-size", args.block_size, 1, 1 << 16)
-    kv = KVSize.of(load_model(args.model), dtype=engine.kv_dtype, block_tokens=block_tokens)
+    shape = load_model(args.model)
+    require_steps_of(engine.model, Model.of(shape))
+    kv = KVSize.of(shape, dtype=engine.kv_dtype, block_tokens=block_tokens)
     return Models(engine=engine, kv=kv, transfer=_transfer(args))
 
 

@@ -1,18 +1,21 @@
 """kvxfer pd profile: the costs of an engine's steps, from a short measurement or from records."""
 
 import argparse
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from kvxfer.cli.lists import parse_list
 from kvxfer.cli.model_side import whole_number
 from kvxfer.cli.output import show, write
+from kvxfer.cli.pd.model_options import require_records_of
 from kvxfer.cli.pd.status_line import StatusLine
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.load.plan import parse_tokens
 from kvxfer.pd.planner.engine_model import EngineModel, StepModel, load_engine, save_engine
-from kvxfer.pd.planner.fitting import StepRow
+from kvxfer.pd.planner.fit_check import FittedRow, fitted_rows, misfits
 from kvxfer.pd.planner.profile_live import (
     BATCHES,
     CONTEXTS,
@@ -23,6 +26,7 @@ from kvxfer.pd.planner.profile_live import (
 )
 from kvxfer.pd.planner.profile_records import profile_of, read_points
 from kvxfer.pd.planner.profile_streams import Asker, kv_capacity_tokens, longest_request
+from kvxfer.pd.planner.same_model import Model, relation
 from kvxfer.report.export import require_writable
 from kvxfer.report.planner_table import print_fit
 
@@ -30,6 +34,12 @@ _TIMEOUT_S: Final = 10.0  # of questions that engines answer at once
 _MAX_SECONDS: Final = 86400
 _MAX_TP: Final = 1024
 _MAX_BATCH: Final = 512  # threads
+_PIPE_COLUMNS: Final = 120
+_EXIT_MISFIT: Final = 1
+_REMEDIES: Final = {
+    "url": "measure again while nothing else keeps engine and machine busy",
+    "records": "take with --points what belongs together, or measure again on an idle machine",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,10 +74,11 @@ def run(args: argparse.Namespace) -> int:
     """Measure, fit, print what the fit leaves over, and write the figures.
 
     Returns:
-        0.
+        1 where a measured step is fitted far off (the figures are written all the same), else 0.
 
     Raises:
-        InvalidUsage: an option is wrong, or too little was measured for a fit.
+        InvalidUsage: an option is wrong, the records are of another model, or too little was
+            measured for a fit.
         NotAvailable: the engine does not answer, or not within the time.
         TransferFailed: the engine refuses.
     """
@@ -76,18 +87,20 @@ def run(args: argparse.Namespace) -> int:
     require_writable(args.out)
     out = Path(args.out)
     tp_size = whole_number("--tp", args.tp, 1, _MAX_TP)
-    kept = load_engine(out).steps if args.add and out.exists() else []
+    kept = _kept(out, args.model) if args.add else []
     if args.url is not None:
         found, capacity = _measured(args)
     else:
         only = parse_list("--points", args.points, str) if args.points else None
-        found, capacity = profile_of(read_points(Path(args.records)), only), None
+        points = read_points(Path(args.records))
+        found, capacity = profile_of(points, only), None
+        require_records_of(points, args.model, "--model", only)
     steps = found.fit(tp_size, capacity)
+    source = "url" if args.url else "records"
     engine = EngineModel(
         name=args.name or args.url or Path(args.records).resolve().name,
         model=args.model,
-        source=f"kvxfer pd profile --{'url' if args.url else 'records'}, "
-        f"{time.strftime('%Y-%m-%d', time.gmtime())}",
+        source=f"kvxfer pd profile --{source}, {time.strftime('%Y-%m-%d', time.gmtime())}",
         steps=sorted(
             [*(one for one in kept if one.tp_size != tp_size), steps], key=lambda one: one.tp_size
         ),
@@ -95,11 +108,30 @@ def run(args: argparse.Namespace) -> int:
         first_tokens_together=found.first_tokens_together,
     )
     save_engine(out, engine)
-    show(lambda console: print_fit([_fitted(steps, row) for row in found.rows], console))
+    rows = fitted_rows(steps, found.rows)
+    status = _report(rows, found.warnings, out, _REMEDIES[source])
     if found.cut_off:
         write(f"the {args.seconds} s were up before all was asked; --seconds gives it more\n")
     write(f"besides steps a request takes {steps.request_s * 1e3:.3g} ms; wrote {out}\n")
-    return 0
+    return status
+
+
+def _kept(out: Path, model: str) -> list[StepModel]:
+    """The steps of a file that is written again.
+
+    Raises:
+        InvalidUsage: it is not an engine's figures, or of another model.
+    """
+    if not out.exists():
+        return []
+    engine = load_engine(out)
+    held, asked = Model.named(engine.model), Model.named(model)
+    if relation(held, asked) == "other":
+        raise InvalidUsage(
+            f"{out} holds figures of {held}, and --model is {asked}; give another --out, or leave "
+            "--add out to write it anew"
+        )
+    return engine.steps
 
 
 def _measured(args: argparse.Namespace) -> tuple[Profile, int | None]:
@@ -124,21 +156,24 @@ def _measured(args: argparse.Namespace) -> tuple[Profile, int | None]:
     return found, kv_capacity_tokens(args.url, _TIMEOUT_S)
 
 
-def _fitted(steps: StepModel, row: StepRow) -> tuple[str, float, float]:
-    """What a row is, its time, and the fit's: both of one step."""
-    count = row.num_steps
-    fitted_s = steps.step_s(
-        num_decoding=row.num_decoding / count,
-        num_context_tokens=row.num_context_tokens / count,
-        num_prompt_tokens=row.num_prompt_tokens / count,
-        num_pairs=row.num_pairs / count,
-    )
-    if row.num_prompt_tokens:
-        what = f"prompt of {row.num_prompt_tokens:.0f} tokens"
-    else:
-        each = row.num_context_tokens / row.num_decoding
-        what = f"{row.num_decoding:.0f} decoding, {each:.0f} tokens of context each"
-    return what, row.step_s, fitted_s * count
+def _report(rows: Sequence[FittedRow], warnings: Sequence[str], out: Path, remedy: str) -> int:
+    """Write the fit, what it suffers from, and how to do better; returns the exit status."""
+    cells = [
+        (one.what, None if one.row.is_assumed else one.row.step_s, one.fitted_s) for one in rows
+    ]
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    show(lambda console: print_fit(cells, console), width=None if on_terminal else _PIPE_COLUMNS)
+    for text in warnings:
+        write(f"warning: {text}\n")
+    if any(one.row.is_assumed for one in rows):
+        write(
+            "assumed: not measured, but put in its place, since records of one length do not tell "
+            "one cost from another; measure a second length with `kvxfer pd bench --isl`\n"
+        )
+    off = misfits(rows)
+    if off:
+        write(f"warning: {off}: plans on {out} are off as much; {remedy}\n")
+    return _EXIT_MISFIT if off else 0
 
 
 def _words(values: tuple[int, ...]) -> str:

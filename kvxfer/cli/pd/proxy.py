@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """
     options = parse_options(args)
     if find_spec("aiohttp") is None:
-        raise NotAvailable("the proxy needs aiohttp; pip install 'kvxfer[pd]'")
+        raise NotAvailable("the proxy needs aiohttp: pip install aiohttp")
     asyncio.run(_serve(options))
     return 0
 

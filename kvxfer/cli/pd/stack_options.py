@@ -10,6 +10,7 @@ from kvxfer.errors import InvalidUsage
 from kvxfer.pd.launch import python_site
 from kvxfer.pd.launch.launcher import Launcher
 from kvxfer.pd.launch.ports import ENGINE_PORTS, FRONT_PORT, LOOPBACK, PortPlan
+from kvxfer.pd.launch.scratch import Scratch
 from kvxfer.pd.launch.stack import START_S
 from kvxfer.pd.models import find_model
 
@@ -71,19 +72,27 @@ def engine_args(args: argparse.Namespace) -> dict[str, tuple[str, ...]]:
         raise InvalidUsage(f"--engine-args, --prefill-args or --decode-args: {error}") from error
 
 
-def launcher(args: argparse.Namespace, folder: Path) -> Launcher:
-    """The launcher that the options describe; what it writes goes to ``folder``.
+def launcher(args: argparse.Namespace, scratch: Scratch, use: str = "") -> Launcher:
+    """The launcher that the options describe; what it writes goes to ``scratch``.
+
+    Args:
+        args: all options of :func:`add_arguments`.
+        scratch: must outlive what is started.
+        use: what vLLM is for, as :func:`python_site.look` has it.
 
     Raises:
-        InvalidUsage: an option is wrong.
+        InvalidUsage: an option is wrong; said before vLLM is looked for.
         NotAvailable: there is no vLLM.
     """
+    bound = addresses(args)
+    timeout_s = whole_number("--start-timeout", args.start_timeout, 1, _MAX_TIMEOUT_S)
+    model = find_model(args.model, scratch.models)
     return Launcher(
-        site=python_site.look(args.python),
-        model=find_model(args.model, folder),
-        logs=folder,
-        **addresses(args),
-        start_timeout_s=whole_number("--start-timeout", args.start_timeout, 1, _MAX_TIMEOUT_S),
+        site=python_site.look(args.python, use),
+        model=model,
+        logs=scratch.logs,
+        **bound,
+        start_timeout_s=timeout_s,
     )
 
 

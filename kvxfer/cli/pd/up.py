@@ -13,7 +13,7 @@ from kvxfer.cli.pd import stack_options
 from kvxfer.cli.pd.status_line import StatusLine
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.launch.counters import read_counters
-from kvxfer.pd.launch.launcher import scratch_folder
+from kvxfer.pd.launch.scratch import scratch_folder
 from kvxfer.pd.launch.spec import MAX_ENGINES, SetupSpec
 from kvxfer.pd.launch.stack import Stack
 
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         ControlTimeout: not everything is up in time.
     """
     spec = parse_spec(args)
-    with scratch_folder(stack_options.kept_logs(args)) as folder, StatusLine() as line:
-        launcher = stack_options.launcher(args, folder)
+    with scratch_folder(stack_options.kept_logs(args)) as scratch, StatusLine() as line:
+        launcher = stack_options.launcher(args, scratch)
         try:
             with launcher.start(spec, partial(line.show_states, "starting")) as stack:
                 write(json.dumps(_describe(stack, launcher.model.name)) + "\n")

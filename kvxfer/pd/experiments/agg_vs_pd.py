@@ -31,6 +31,7 @@ from kvxfer.pd.experiments.runs import environment_of, findings_of
 from kvxfer.pd.experiments.simulation import models_of, simulated_replicas
 from kvxfer.pd.experiments.slo_table import slo_findings, slo_table
 from kvxfer.pd.load.plan import LoadPlan
+from kvxfer.pd.planner.same_model import Model, relation
 from kvxfer.pd.summary import EVEN, Load, RunSummary, SetupSummary
 from kvxfer.units import format_number
 
@@ -40,7 +41,7 @@ _STAND_IN: Final = "agg-simulated"
 
 def _conduct(context: Context) -> ExperimentResult:
     run = context.run()
-    stand_in = _stand_in(run, context) if context.records else None
+    stand_in, left_out = _stand_in(run, context) if context.records else (None, ())
     if stand_in is not None:
         run = replace(run, setups=[*run.setups, stand_in])
         run = replace(run, contests=contests(run), crossings=crossings(run))
@@ -57,24 +58,31 @@ def _conduct(context: Context) -> ExperimentResult:
         findings=[said for load in run.loads() for said in _findings(run, load, how)],
         tables=[table for load in run.loads() for table in _tables(run, load, how)],
         figures=[figure for load in run.loads() for figure in _figures(run, load, how)],
-        notes=findings_of(run, serious=False),
+        notes=[*findings_of(run, serious=False), *left_out],
         faults=findings_of(run, serious=True),
     )
 
 
-def _stand_in(run: RunSummary, context: Context) -> SetupSummary | None:
-    """An aggregated set-up for records that have none, where an engine's figures are named."""
+def _stand_in(run: RunSummary, context: Context) -> tuple[SetupSummary | None, tuple[str, ...]]:
+    """An aggregated set-up for records that have none, where an engine's figures are named.
+
+    Figures of another model are no stand-in; what is said of them is the second item.
+    """
     has_aggregated = any(one.setup.kind == "aggregated" for one in run.serving)
     pairs = [one for one in run.serving if one.setup.kind == "pd"]
     if has_aggregated or not pairs or not context.options.engine:
-        return None
-    return simulated_replicas(
-        _STAND_IN,
-        pairs[0].setup.num_devices,
-        run,
-        models_of(context.options.engine, context.options.sweeps),
-        context.options.objectives,
+        return None, ()
+    setup = pairs[0].setup
+    models = models_of(context.options.engine, context.options.sweeps)
+    steps, measured = Model.named(models.engine.model), Model.named(setup.model)
+    found = relation(steps, measured)
+    about = f"the engine's figures are of {steps.name}, the records of {measured.name}"
+    if found == "other":
+        return None, (f"{about}: no aggregated set-up is simulated; name others, --engine-figures",)
+    replicas = simulated_replicas(
+        _STAND_IN, setup.num_devices, run, models, context.options.objectives
     )
+    return replicas, (about,) if found == "unknown" else ()
 
 
 def _findings(run: RunSummary, load: Load, how: HowOf) -> Iterator[Said]:
@@ -88,7 +96,8 @@ def _findings(run: RunSummary, load: Load, how: HowOf) -> Iterator[Said]:
         yield Said(f"{load}: no aggregated and PD set-ups to compare", "computed")
     for aggregated, pd in pairs:
         either: How = "simulated" if "simulated" in (how(aggregated), how(pd)) else how(pd)
-        if aggregated.setup.num_devices != pd.setup.num_devices:
+        unequal = aggregated.setup.num_devices != pd.setup.num_devices
+        if unequal:
             yield Said(
                 f"{pd.setup.name} has {pd.setup.num_devices} devices and {aggregated.setup.name} "
                 f"{aggregated.setup.num_devices}: not the same cost",
@@ -97,7 +106,8 @@ def _findings(run: RunSummary, load: Load, how: HowOf) -> Iterator[Said]:
         for metric in _COMPARED:
             text = winning_from(run, load, metric, aggregated, pd)
             if text:
-                yield Said(f"{load}: {text}", either)
+                devices = f", {_devices(pd)} against {_devices(aggregated)}" if unequal else ""
+                yield Said(f"{load}: {text}{devices}", either)
     hows = {how(one) for one in run.serving}
     yield from slo_findings(run, load, "simulated" if "simulated" in hows else hows.pop())
     for one in run.crossings:
@@ -107,6 +117,11 @@ def _findings(run: RunSummary, load: Load, how: HowOf) -> Iterator[Said]:
                 f"P{one.percent:.1f}, that of {one.above} beyond",
                 "simulated" if "simulated" in hows else "measured",
             )
+
+
+def _devices(one: SetupSummary) -> str:
+    count = one.setup.num_devices
+    return f"{count} device{'' if count == 1 else 's'}"
 
 
 def winning_from(

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from kvxfer.errors import InvalidUsage, KvxferError
+from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable
 from kvxfer.pd.analysis import analyse
 from kvxfer.pd.experiment_result import How
 from kvxfer.pd.experiments.options import Options, Size
@@ -84,7 +84,12 @@ class Context:
             return joined(runs)
         if self.simulate_only:
             return self.simulate(options.specs(), options.load)
-        return self.measure(options.specs(), options.load)
+        try:
+            return self.measure(options.specs(), options.load)
+        except NotAvailable as error:
+            raise NotAvailable(
+                f"{error}\nOr do without engines: --simulate, or --records DIR of `kvxfer pd bench`"
+            ) from error
 
     def simulate(self, specs: Sequence[SetupSpec], load: LoadPlan) -> RunSummary:
         """Set-ups under a load, by the options' engine figures and sweeps.

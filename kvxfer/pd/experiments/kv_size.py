@@ -139,13 +139,19 @@ def _link_findings(links: Sequence[Link], num_tokens: int) -> Iterator[Said]:
         kv = KVSize.of(CATALOGUE[name])
         for link in links:
             alone, many = (link.time_s(kv, num_tokens, count) for count in (1, _TOLD[-1]))
-            fits = int(_SLOW_MS * 1e-3 / alone)
+            kept = _kept(int(_SLOW_MS * 1e-3 / alone))
             yield Said(
                 f"{name}, {format_tokens(num_tokens)} tokens over {link.name}: "
                 f"{format_number(alone * 1e3)} ms for one request, {format_number(many * 1e3)} ms "
-                f"for the last of {_TOLD[-1]}; {fits} at once keep it within {_SLOW_MS:g} ms",
+                f"for the last of {_TOLD[-1]}; {kept} within {_SLOW_MS:g} ms",
                 link.how,
             )
+
+
+def _kept(count: int) -> str:
+    if count == 0:
+        return "not even one alone stays"
+    return "one alone stays" if count == 1 else f"{count} at once stay"
 
 
 def _sizes(lengths: Sequence[int]) -> Table:

@@ -9,7 +9,7 @@ from kvxfer.pd.launch.spec import SetupSpec, parse_setup
 from kvxfer.pd.load.plan import LoadPlan
 
 Size: TypeAlias = Literal["quick", "cpu", "gpu"]
-"""``quick`` takes about a minute on a CPU, to see that all works; ``cpu`` shows the tiny model's
+"""``quick`` takes some minutes on a CPU, to see that all works; ``cpu`` shows the tiny model's
 behaviour; ``gpu`` is for figures."""
 SIZES: Final[tuple[Size, ...]] = ("quick", "cpu", "gpu")
 

@@ -1,10 +1,7 @@
 """From a set-up and a model to a running stack, in a folder of its own."""
 
 import logging
-import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +17,6 @@ from kvxfer.pd.launch.stores import require_store
 from kvxfer.pd.models import ServedModel
 from kvxfer.transport import tuned
 
-_PREFIX: Final = "kvxfer-pd-"
 # Packages without which an engine with this connector ends, minutes later and at length.
 _NEEDS: Final = {"nixl": ("nixl",), "lmcache": ("lmcache", "nixl")}
 _log = logging.getLogger(__name__)
@@ -57,7 +53,7 @@ class Launcher:
             ControlTimeout: it is not up in time.
         """
         if spec.kind == "pd" and find_spec("aiohttp") is None:
-            raise NotAvailable("the proxy needs aiohttp: pip install 'kvxfer[pd]'")
+            raise NotAvailable("the proxy needs aiohttp: pip install aiohttp")
         missing = set(_NEEDS.get(spec.connector, ())).difference(self.site.versions)
         if missing:
             packages = " ".join(sorted(missing))
@@ -79,15 +75,3 @@ class Launcher:
             stack.close()
             raise
         return stack
-
-
-@contextmanager
-def scratch_folder(kept: Path | None) -> Iterator[Path]:
-    """A folder for logs and models: ``kept``, or a new one, which stays where the block fails."""
-    if kept is not None:
-        kept.mkdir(parents=True, exist_ok=True)
-        yield kept.resolve()
-        return
-    folder = tempfile.mkdtemp(prefix=_PREFIX)
-    yield Path(folder)
-    shutil.rmtree(folder, ignore_errors=True)

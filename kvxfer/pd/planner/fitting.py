@@ -23,6 +23,8 @@ class StepRow:
 
     Fields are those of `StepModel.step_s`, sums over the steps; so is ``step_s``.
     ``longest_prompt_tokens`` says which prompts the row stands for; 0: ``num_prompt_tokens``.
+    ``setup`` is what it was measured on, empty where there is one. ``is_assumed``: not measured,
+    but put in the place of what was not.
     """
 
     step_s: float
@@ -32,6 +34,8 @@ class StepRow:
     num_pairs: float = 0.0
     num_steps: float = 1.0
     longest_prompt_tokens: int = 0
+    setup: str = ""
+    is_assumed: bool = False
 
 
 def fit_steps(

@@ -10,6 +10,7 @@ from kvxfer.pd.analysis.replies import Replies
 from kvxfer.pd.analysis.slo import Objective, judge
 from kvxfer.pd.plan_summary import Candidate, Plan, PlannedPoint
 from kvxfer.pd.planner.engine_model import EngineModel
+from kvxfer.pd.planner.fit_check import MOST_OFF
 from kvxfer.pd.planner.kv_size import KVSize
 from kvxfer.pd.planner.recommend import recommend
 from kvxfer.pd.planner.search import Named
@@ -73,7 +74,7 @@ def plan(
     engine = models.engine
     return Plan(
         model=models.kv.model,
-        engine=f"{engine.name}, {engine.model} ({engine.source})",
+        engine=f"{engine.name}, {engine.model} ({engine.source}){_fit(setups, engine)}",
         transfer=None if models.transfer is None else models.transfer.source,
         loads=tuple(trace.name for trace in traces),
         objectives=tuple(map(str, objectives)),
@@ -82,6 +83,16 @@ def plan(
         skipped=tuple(skipped),
         recommendation=choice,
     )
+
+
+def _fit(setups: Sequence[Named], engine: EngineModel) -> str:
+    """How far off the costs are that these set-ups use, where that is far."""
+    used = {tp for one in setups for tp in (one.setup.prefill_tp, one.setup.decode_tp)}
+    worst = max(
+        (one.residual.worst for one in engine.steps if one.tp_size in used and one.residual),
+        default=0.0,
+    )
+    return f"; the fit is up to {worst:.0%} off its own measurements" if worst > MOST_OFF else ""
 
 
 def predict(

@@ -2,18 +2,19 @@
 
 What a client sees of one prompt alone is ``request_s`` and its steps; of several prompts sent at
 once each after the first adds its steps alone. The difference gives both. A decode step is the
-median gap while a known number of requests decodes and none prefills.
+time of a stream by its tokens while a known number of requests decodes and none prefills.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import msgspec
 import numpy as np
 
 from kvxfer.errors import InvalidUsage
+from kvxfer.pd.analysis.replies import ONE_READ_MS
+from kvxfer.pd.planner.decode_gaps import decode_gaps
 from kvxfer.pd.planner.engine_model import StepModel, pairs_of
 from kvxfer.pd.planner.fitting import StepRow, fit_steps
 from kvxfer.pd.planner.profile_streams import Ask, Stream, TimeUp
@@ -69,6 +70,8 @@ class Profile:
     most_context: int = 0  # tokens of all sequences of a decode step together, at its end
     first_tokens_together: bool = False  # the second token comes with the first
     cut_off: bool = False  # the time was up before all was asked
+    warnings: list[str] = field(default_factory=list)  # what figures suffer from
+    joined: list[tuple[str, float]] = field(default_factory=list)  # loads; share of gaps of no time
 
     def see_first_gaps(
         self, first_s: Sequence[float] | Floats, later_s: Sequence[float] | Floats
@@ -108,7 +111,8 @@ def profile(
 
     Raises:
         NotAvailable: nobody answers, or the time was over before any batch was measured.
-        InvalidUsage: no prompt or batch fits the engine's longest request.
+        InvalidUsage: no prompt or batch fits the engine's longest request, or no decode step can be
+            told from its streams.
     """
     found = Profile()
     try:
@@ -120,8 +124,19 @@ def profile(
         if not found.gaps:
             raise
         found.cut_off = True
+    if not found.gaps and found.warnings:
+        raise InvalidUsage(
+            f"{found.warnings[0]}; ask the engine itself, past what holds streams up"
+        )
     if not found.gaps:
         raise InvalidUsage(f"no request fits in {plan.longest} tokens; give shorter --contexts")
+    if found.joined:
+        what, share = max(found.joined, key=lambda one: one[1])
+        found.warnings.append(
+            f"messages came together in {len(found.joined)} of {len(found.gaps)} loads ({what}: "
+            f"{share:.0%} of the gaps are under {ONE_READ_MS} ms): their steps are means, and the "
+            "spread of their gaps is left out"
+        )
     return found
 
 
@@ -169,37 +184,31 @@ def _decode(
         return
     watch(f"{batch} decoding at {context} tokens")
     streams = ask(batch, context, num_output)
-    gaps_s = list(_alone_gaps_s(streams))
-    if not gaps_s:
+    seen = decode_gaps(streams, num_output)
+    what = f"{batch} decoding at {context} tokens"
+    if seen is None:
+        found.warnings.append(f"{what}: all messages came at once, so it is left out")
         return
-    if batch == 1:
+    if not seen.are_of_steps:
+        found.joined.append((what, seen.joined))
+    elif batch == 1:
         first_s = [one.tokens_s[1] - one.tokens_s[0] for one in streams if len(one.tokens_s) > 1]
-        found.see_first_gaps(first_s, gaps_s)
+        found.see_first_gaps(first_s, seen.gaps_s)
     # The middle of what was decoded while all of them did.
     held = batch * (context + num_output - _STEPS / 2)
-    row = StepRow(float(np.median(gaps_s)), num_decoding=batch, num_context_tokens=held)
+    row = StepRow(seen.step_s, num_decoding=batch, num_context_tokens=held)
     found.rows.append(row)
-    found.gaps.append((row, gaps_s))
+    found.gaps.append((row, seen.gaps_s if seen.are_of_steps else []))
     found.most_context = max(found.most_context, batch * (context + num_output))
-
-
-def _alone_gaps_s(streams: Sequence[Stream]) -> Iterator[float]:
-    """Gaps between the last first token and the first last token, when all of them decode."""
-    begin_s = max(one.tokens_s[0] for one in streams)
-    end_s = min(one.tokens_s[-1] for one in streams)
-    for one in streams:
-        for earlier_s, later_s in pairwise(one.tokens_s):
-            if begin_s <= earlier_s and later_s <= end_s:
-                yield later_s - earlier_s
 
 
 def with_jitter(model: StepModel, gaps: Sequence[tuple[StepRow, Sequence[float]]]) -> StepModel:
     """The same costs with the spread of gaps around them: quantiles of equal weight, mean 1.
 
     Args:
-        gaps: rows of the fit, and the gaps in seconds whose median each is.
+        gaps: rows of the fit, and the gaps in seconds that each is of; none where they say nothing.
     """
-    ratios = [np.asarray(gaps_s) / row.step_s for row, gaps_s in gaps if row.step_s > 0.0]
+    ratios = [np.asarray(gaps_s) / row.step_s for row, gaps_s in gaps if gaps_s and row.step_s > 0]
     if not ratios:
         return model
     at = (np.arange(_QUANTILES) + 0.5) / _QUANTILES

@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.pd.analysis.replies import Reply, replies_of
+from kvxfer.pd.analysis.replies import ONE_READ_MS, Reply, replies_of
 from kvxfer.pd.analysis.stalls import STALL_FACTOR
+from kvxfer.pd.planner.decode_gaps import MOST_JOINED
 from kvxfer.pd.planner.engine_model import EngineModel, pairs_of
 from kvxfer.pd.planner.fitting import StepRow
 from kvxfer.pd.planner.profile_live import Profile
@@ -40,6 +41,7 @@ from kvxfer.pd.summary import Floats
 from kvxfer.pd.vllm_json import load_bench
 
 _LEAST_GAPS = 100  # of a number of sequences, to count
+_ONE_READ_S = ONE_READ_MS * 1e-3
 _SKIPPED_GAPS = 2
 _TOKEN_BUDGET = 8192  # where a record does not say
 
@@ -89,25 +91,24 @@ def profile_of(points: Sequence[Measured], only: Container[str] | None = None) -
         only: labels of the points to take; None: all.
 
     Raises:
-        InvalidUsage: no point is of those, or they differ in model or parallel size.
+        InvalidUsage: no point is of those, they differ in model or parallel size, or messages came
+            together in each that decodes.
     """
     taken = [one for one in points if only is None or one.label in only]
     if not taken:
         raise InvalidUsage(f"no such point; the run has {', '.join(one.label for one in points)}")
     kinds = {(one.setup.model, one.setup.prefill_tp, _decode_tp(one.setup)) for one in taken}
     if len({(model, tp) for model, *sizes in kinds for tp in sizes}) > 1:
-        raise InvalidUsage(f"these points are of {len(kinds)} models or TP sizes; take one")
+        raise InvalidUsage(
+            f"these points are of {len(kinds)} models or TP sizes; name those of one with --points"
+        )
     found = Profile()
     _add_prefills(found, [one for one in taken if one.setup.kind == "prefill_only"])
     replies = [reply for one in taken for reply in one.replies if len(reply.gaps_ms) > 1]
     if replies:
         first_ms = [float(reply.gaps_ms[0]) for reply in replies]
         found.see_first_gaps(first_ms, np.concatenate([reply.gaps_ms[1:] for reply in replies]))
-    for row, gaps_s in _decode_rows([one for one in taken if one.point.osl > 1]):
-        found.rows.append(row)
-        found.gaps.append((row, gaps_s))
-        longest = max(one.point.isl + one.point.osl for one in taken)
-        found.most_context = max(found.most_context, round(row.num_decoding * longest))
+    _add_decodes(found, [one for one in taken if one.point.osl > 1])
     found.rows += list(_anchors(found.rows))
     return found
 
@@ -139,8 +140,26 @@ def _add_prefills(found: Profile, points: Sequence[Measured]) -> None:
             num_pairs=0.0 if one_length else pairs_of(isl, 0),
             num_steps=math.ceil(isl / budget),
             longest_prompt_tokens=isl,
+            setup=one.setup.name,
         )
         found.rows.append(row)
+
+
+def _add_decodes(found: Profile, points: Sequence[Measured]) -> None:
+    """A row for each number of requests that decode, of each point."""
+    longest = max((one.point.isl + one.point.osl for one in points), default=0)
+    for row, gaps_s in _decode_rows(points, found.warnings):
+        found.rows.append(row)
+        found.gaps.append((row, gaps_s))
+        found.most_context = max(found.most_context, round(row.num_decoding * longest))
+    if not found.gaps and found.warnings:
+        raise InvalidUsage(f"{found.warnings[0]}; measure on an idle machine")
+    setups = sorted({row.setup for row, _ in found.gaps})
+    if len(setups) > 1:
+        found.warnings.append(
+            f"the decode steps are of {len(setups)} set-ups ({', '.join(setups)}), whose steps may "
+            "differ; --points takes those of one"
+        )
 
 
 def _ttft_s(one: Measured) -> float:
@@ -153,9 +172,20 @@ def _each_s(one: Measured) -> float:
     return float(ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
 
 
-def _decode_rows(points: Sequence[Measured]) -> Iterator[tuple[StepRow, list[float]]]:
-    """Gaps by point and number of requests that decode; of a median gap, a row."""
+def _decode_rows(
+    points: Sequence[Measured], warnings: list[str]
+) -> Iterator[tuple[StepRow, list[float]]]:
+    """Gaps by point and number of requests that decode; of a median gap, a row.
+
+    A point whose messages came together has no gaps of steps: ``warnings`` gets its label.
+    """
     for one in points:
+        if (joined := _joined(one)) > MOST_JOINED:
+            warnings.append(
+                f"{one.label}: {joined:.0%} of the gaps are under {ONE_READ_MS} ms, messages that "
+                "came together, so its decode steps are left out"
+            )
+            continue
         by_count: dict[int, list[float]] = defaultdict(list)
         begins_s, ends_s = _spans(one)
         engines = one.setup.num_decode or one.setup.num_prefill
@@ -172,8 +202,22 @@ def _decode_rows(points: Sequence[Measured]) -> Iterator[tuple[StepRow, list[flo
             plain = [value for value in values_s if value <= STALL_FACTOR * median_s]
             if len(plain) >= _LEAST_GAPS:
                 held = count * (one.point.isl + one.point.osl / 2)
-                row = StepRow(median_s, num_decoding=count, num_context_tokens=held)
-                yield row, plain
+                yield (
+                    StepRow(
+                        median_s,
+                        num_decoding=count,
+                        num_context_tokens=held,
+                        setup=one.setup.name,
+                    ),
+                    plain,
+                )
+
+
+def _joined(one: Measured) -> float:
+    """Share of gaps that are none, 0 to 1."""
+    gaps_s = [reply.gaps_ms[_SKIPPED_GAPS:] * 1e-3 for reply in one.replies]
+    all_s = np.concatenate(gaps_s) if gaps_s else np.empty(0)
+    return float(np.count_nonzero(all_s < _ONE_READ_S)) / max(1, len(all_s))
 
 
 def _anchors(rows: Sequence[StepRow]) -> Iterator[StepRow]:
@@ -189,9 +233,9 @@ def _anchors(rows: Sequence[StepRow]) -> Iterator[StepRow]:
             idle_s = min(idle_s, max(idle_s / 2, float(np.polyfit(batches, steps_s, 1)[1])))
         most = float(batches.max())
         for batch in sorted({1.0, most}):
-            yield StepRow(float(idle_s), num_decoding=batch)
+            yield StepRow(float(idle_s), num_decoding=batch, is_assumed=True)
     if len({row.num_prompt_tokens for row in rows if row.num_prompt_tokens}) == 1:
-        yield StepRow(float(idle_s), num_prompt_tokens=1)
+        yield StepRow(float(idle_s), num_prompt_tokens=1, is_assumed=True)
 
 
 def _spans(one: Measured) -> tuple[Floats, Floats]:

@@ -65,11 +65,10 @@ def _nothing_serves(
     chosen = _best(found, objectives, 0)
     point = chosen.points[0]
     reason = (
-        f"no set-up meets the objectives with {point.load} for {attained:.0%} of the requests; "
-        f"{chosen.name} comes closest: {_good(point)}, {_figures(point)}."
+        f"with {point.load} {_good(point)} where {attained:.0%} are asked for, {_figures(point)}."
     )
     changes = [f"{chosen.name} would do{_loosened(point, objectives)}."]
-    return Recommendation(chosen.name, chosen.num_gpus, reason, tuple(changes))
+    return Recommendation(chosen.name, chosen.num_gpus, reason, tuple(changes), meets=False)
 
 
 def _changes(

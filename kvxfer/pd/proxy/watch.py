@@ -14,6 +14,7 @@ _log = logging.getLogger(__name__)
 
 _WHILE_UP_S: Final = 1.0
 _BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+_TOLD: Final = 4
 _SLOW_ANSWERS: Final = 3  # a busy engine may be late; a dead one refuses at once
 
 
@@ -25,8 +26,18 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Ask all of them once, then go on in the background."""
+        """Ask all of them once, warn of those that do not answer, then go on in the background."""
         await asyncio.gather(*map(self._look, self._engines))
+        if down := [str(engine) for engine in self._engines if not engine.is_up]:
+            more = ", ..." if len(down) > _TOLD else ""
+            _log.warning(
+                "%d of %d engines do not answer yet (%s%s), and get no requests until they do; "
+                "/health says why",
+                len(down),
+                len(self._engines),
+                ", ".join(down[:_TOLD]),
+                more,
+            )
         self._tasks = [asyncio.ensure_future(self._go_on(engine)) for engine in self._engines]
 
     async def close(self) -> None:
