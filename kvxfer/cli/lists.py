@@ -50,8 +50,11 @@ def size_pair(name: str) -> Callable[[str], tuple[int, int]]:
 
     def parse(text: str) -> tuple[int, int]:
         match = _PAIR.fullmatch(text)
-        if match is None or 0 in (sizes := (int(match[1]), int(match[2]))):
+        if match is None:
             raise InvalidUsage(f"{name}: {text!r}; write source:destination sizes such as 2:1")
+        sizes = int(match[1]), int(match[2])
+        if 0 in sizes:
+            raise InvalidUsage(f"{name}: {text!r} has a size of 0; use 1 or more on either side")
         return sizes
 
     return parse

@@ -10,15 +10,17 @@ import msgspec
 
 from kvxfer.cli import worker_side
 from kvxfer.cli.model_side import whole_number
+from kvxfer.cli.option_words import option_words
 from kvxfer.cli.output import write
 from kvxfer.cli.side_spec import parse_side
 from kvxfer.cli.spawned import Spawned, serve_words
 from kvxfer.cli.worker_addresses import local_host_to, meet_receivers, read_addresses
 from kvxfer.errors import InvalidUsage
 from kvxfer.report.export import require_writable, write_file
+from kvxfer.sweep.host_memory import require_host_memory
 from kvxfer.units import format_bytes
 from kvxfer.worker.options import LOOPBACK_HOST, WorkerOptions, device_of
-from kvxfer.worker.prefill import PrefillWorker, SendResult
+from kvxfer.worker.prefill import LESS_MEMORY, PrefillWorker, SendResult
 
 _MAX_TOKENS: Final = 1 << 22
 _MAX_REQUESTS: Final = 1 << 20
@@ -61,6 +63,12 @@ def run(args: argparse.Namespace) -> int:
         VerificationError: the receiver has found wrong bytes.
         KvxferError: a request failed.
     """
+    far = "start kvxfer serve there, or correct --to"
+    with option_words(bind="--bind", ports="--to", far=far):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.json is not None:
         require_writable(args.json)
     num_tokens = whole_number("--tokens", args.tokens, 1, _MAX_TOKENS)
@@ -126,8 +134,11 @@ def _start_receivers(
     spec = args.layout if args.to_layout is None else args.to_layout
     side = parse_side(spec, option="--to-layout")
     layout = worker_side.layout_of(args, side, "--to-layout")
-    device = device_of(options)  # says here, not in the child, why it does not work
+    # What does not work is said here, not in the child.
+    device = device_of(options)
     num_blocks = _POOL_FACTOR * layout.num_blocks(num_tokens)
+    if device < 0:
+        require_host_memory(2 * num_blocks * layout.block_bytes, remedy=LESS_MEMORY)
     words = serve_words(args, spec, num_blocks, beside=device)
     started = [
         stack.enter_context(Spawned([*words, "--rank", str(rank)]))

@@ -6,6 +6,7 @@ from typing import Final
 
 from kvxfer.cli import worker_side
 from kvxfer.cli.model_side import whole_number
+from kvxfer.cli.option_words import option_words
 from kvxfer.cli.output import write
 from kvxfer.cli.parent import Parent
 from kvxfer.control.ports import MAX_PORT
@@ -33,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the channels worker, init and alloc: three ports in a row, or each (default: free)",
     )
     serve.add_argument("--advertise-host", metavar="HOST", help="what peers dial, if not --bind")
-    serve.add_argument("--requests", metavar="N", help="end after so many requests")
+    serve.add_argument(
+        "--requests", metavar="N", help="end after so many requests, warm-ups of senders among them"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,6 +51,12 @@ def run(args: argparse.Namespace) -> int:
         InvalidUsage: an option is wrong.
         NotAvailable: the transport does not work here, a port is in use, or memory is short.
     """
+    far = "check that the sender lives"
+    with option_words(bind="--bind", ports="--ports", far=far):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     options = worker_side.parse_options(args, bind_host=args.bind)
     num_blocks = (
         options.layout.num_blocks(_TOKENS)

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from kvxfer.cli import sweep_far, sweep_ranks
 from kvxfer.cli.lists import one_of, parse_list, positive
+from kvxfer.cli.option_words import option_words
 from kvxfer.cli.output import show
 from kvxfer.errors import InvalidUsage, KvxferError
 from kvxfer.report.export import (
@@ -183,6 +184,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the sweep and write its results, also what there is after Ctrl-C or an error."""
     if args.listen is not None:
         return sweep_far.listen(args)
+    with option_words(bind="--bind", ports="--listen", far=sweep_far.NOBODY):
+        return _sweep(args)
+
+
+def _sweep(args: argparse.Namespace) -> int:
     options = parse_options(args)
     files = ((args.json, to_json), (args.csv, to_csv), (args.markdown, to_markdown))
     outputs = [(path, convert) for path, convert in files if path is not None]

@@ -2,6 +2,7 @@
 
 import argparse
 
+from kvxfer.cli.option_words import option_words
 from kvxfer.cli.output import write
 from kvxfer.cli.parent import Parent
 from kvxfer.cli.worker_addresses import local_host_to
@@ -11,6 +12,7 @@ from kvxfer.errors import InvalidUsage
 from kvxfer.sweep.binding import LOOPBACK, Binding
 from kvxfer.sweep.far_agent import Listener
 
+NOBODY = "start kvxfer sweep --listen there, or correct --peer"
 _LOOK_S = 0.2
 
 
@@ -59,6 +61,11 @@ def listen(args: argparse.Namespace) -> int:
         InvalidUsage: an address that cannot be read, or that lets others in without a key.
         NotAvailable: the port is in use.
     """
+    with option_words(bind="--listen", ports="--listen", far=NOBODY):
+        return _listen(args)
+
+
+def _listen(args: argparse.Namespace) -> int:
     if args.peer is not None:
         raise InvalidUsage("--listen is the far side of another's sweep; leave --peer")
     host, port = parse_place(args.listen)

@@ -64,8 +64,8 @@ class ServedChannel:
         except zmq.ZMQError as error:
             if error.errno == zmq.EADDRINUSE:
                 raise NotAvailable(
-                    f"port {at.port} in use by channel {self.name} cannot be bound: another socket "
-                    f"listens on {at.url}; give {self.name} another port, or 0 for a free one",
+                    f"port {at.port} for channel {self.name} is in use: another socket listens on "
+                    f"{at.url}; give {self.name} another port, or 0 for a free one",
                     code=error.errno,
                 ) from error
             raise NotAvailable(

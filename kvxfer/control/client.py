@@ -32,6 +32,8 @@ __all__ = ["ControlClient"]
 
 _MAX_DEADLINE_S = MAX_LIMIT_MS / 1000
 _SLICE_S = 0.1  # how soon a call notices that its client is being closed or its connection gone
+_RETURN_S = 5.0  # a peer that was there and has gone has this long to come back, of any deadline
+_RETRY_S = 0.5  # of which every call waits a little for itself
 _ReplyT = TypeVar("_ReplyT", bound=msgspec.Struct)
 
 
@@ -71,6 +73,8 @@ class ControlClient(Closing, Generic[_ReplyT]):
         self._pid = os.getpid()
         self._nonce = os.urandom(8)
         self._counter = itertools.count(1)
+        self._is_met = False  # over the connection there is
+        self._lost_s = math.inf  # when the last one to a peer that was met has ended
         self._context = _sockets.client_context.acquire()
         try:
             self._open()
@@ -93,7 +97,8 @@ class ControlClient(Closing, Generic[_ReplyT]):
             ControlTimeout: the deadline passed. The server may have run the call all the same.
             NotAvailable: the peer does not admit the key; nothing was sent. Of a client with quite
                 another key, or with none, libzmq does not tell: that is a timeout.
-            PeerLost: the connection ended before the answer came. The server may have run it.
+            PeerLost: the connection ended before the answer came, and the server may have run it;
+                or before the call, and in five seconds there was no other.
             ProtocolMismatch: the answer is of another version or breaks the schema.
             InvalidUsage: the client is closed or was made before a fork, or the message cannot
                 be encoded.
@@ -154,23 +159,26 @@ class ControlClient(Closing, Generic[_ReplyT]):
 
     def _send(self, parts: list[bytes], end_s: float) -> bool:
         self._require_usable()
+        begin_s = time.monotonic()
         while True:
             # Without a look whether there is room: most often there is. But where a connection has
             # just ended, wait for the next, for libzmq might still take a message for the old one.
-            if not self._events.drain():
+            if not self._drain():
                 limit = encode_limit(end_s - time.monotonic())
                 with contextlib.suppress(zmq.Again):
                     _sockets.send_parts(self._socket, [*parts, limit])
                     self._events.forget()
+                    self._is_met, self._lost_s = True, math.inf
                     return True
-            if self._events.is_final or time.monotonic() >= end_s:
+            return_s = max(self._lost_s + _RETURN_S, begin_s + _RETRY_S)
+            if self._events.is_final or time.monotonic() >= min(end_s, return_s):
                 return False
             self._wait(self._writable, min(end_s, time.monotonic() + _SLICE_S))
 
     def _receive(self, call_id: bytes, end_s: float, name: str) -> msgspec.Struct | None:
         while True:
             ready = self._wait(self._readable, min(end_s, time.monotonic() + _SLICE_S))
-            lost = not ready and self._events.drain()
+            lost = not ready and self._drain()
             # The answer may have come just before the end of the connection.
             if not ready and not self._readable.poll(0):
                 if lost:
@@ -191,6 +199,16 @@ class ControlClient(Closing, Generic[_ReplyT]):
                 return decode(parts[1:], self._types)
             except ProtocolMismatch as error:
                 raise ProtocolMismatch(f"answer of {self.address} to {name}: {error}") from error
+
+    def _drain(self) -> bool:
+        """Whether a connection has ended since the last time.
+
+        Where nobody was met over it, as at a tunnel whose far end is not there yet, nobody is lost.
+        """
+        has_ended = self._events.drain()
+        if has_ended and self._is_met:
+            self._is_met, self._lost_s = False, time.monotonic()
+        return has_ended
 
     def _wait(self, poller: zmq.Poller, end_s: float) -> bool:
         while True:
@@ -217,6 +235,11 @@ class ControlClient(Closing, Generic[_ReplyT]):
         if is_final:
             return NotAvailable(
                 f"{name} to {self.address} was not sent: {refusal}; give both sides the same key"
+            )
+        if self._lost_s < math.inf:
+            return PeerLost(
+                f"{self.address} ended the connection, and there is no other; {name} was not sent; "
+                f"check that the peer lives, and connect again"
             )
         why = f" ({refusal})" if refusal else ""
         return self._timeout(name, limit_s, f"no connection{why}; nothing was sent")

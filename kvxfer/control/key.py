@@ -43,7 +43,7 @@ class SharedKey:
             NotAvailable: this libzmq is built without CURVE.
         """
         _require_curve()
-        where = Path(path)
+        where = _file(path)
         try:
             # What is checked is what is read: one descriptor, no second look at the path.
             with where.open("rb") as file:
@@ -54,14 +54,14 @@ class SharedKey:
         if len(text) != _KEY_CHARS:
             raise InvalidUsage(
                 f"key file {where} holds {len(text)} characters, a key has {_KEY_CHARS}; make one "
-                f"with SharedKey.create"
+                f"with kvxfer key (SharedKey.create)"
             )
         try:
             return cls(text, where)
         except (zmq.ZMQError, ValueError):
             # Without the cause, which may quote what is in the file.
             raise InvalidUsage(
-                f"key file {where} holds no Z85 text; make one with SharedKey.create"
+                f"key file {where} holds no Z85 text; make one with kvxfer key (SharedKey.create)"
             ) from None
 
     @classmethod
@@ -73,10 +73,14 @@ class SharedKey:
             NotAvailable: this libzmq is built without CURVE.
         """
         _require_curve()
-        where = Path(path)
+        where = _file(path)
         secret = zmq.curve_keypair()[1]
         try:
             descriptor = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise InvalidUsage(
+                f"key file {where} cannot be made, for it exists; use it as it is, or name another"
+            ) from error
         except OSError as error:
             raise InvalidUsage(f"key file {where} cannot be made: {error.strerror}") from error
         with os.fdopen(descriptor, "wb") as file:
@@ -104,6 +108,12 @@ class SharedKey:
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
         raise InvalidUsage(f"{self!r} does not travel; pass the path and read it there")
+
+
+def _file(path: str | os.PathLike[str]) -> Path:
+    if not os.fspath(path):
+        raise InvalidUsage("the path of the key file is empty; name a file")
+    return Path(path)
 
 
 def _require_curve() -> None:

@@ -156,8 +156,7 @@ def _width(columns: dict[str, tuple[str, ...]]) -> int:
 
 def remarks(report: SweepReport) -> list[str]:
     """Everything worth saying that is not a column."""
-    rows = {(f"{row.transport} {row.op}, {row.memory}", row.actual_path) for row in report.results}
-    lines = [f"path of {row}: {path}" for row, path in sorted(rows)]
+    lines = _paths(report.results)
     settings = {(f"{row.transport} {row.op}", row.settings) for row in report.results if row.peer}
     lines += [f"settings of {row}: {text}" for row, text in sorted(settings)]
     for row in report.results:
@@ -178,4 +177,19 @@ def remarks(report: SweepReport) -> list[str]:
     if report.interrupted:
         done = "the table holds what was measured until then"
         lines.append(f"interrupted{': ' + done if report.results else ' before the first result'}")
+    return lines
+
+
+def _paths(results: Sequence[SweepResult]) -> list[str]:
+    """What carried which rows; their sizes are named where rows of one label took several paths."""
+    taken: dict[str, dict[str, list[str]]] = {}
+    for row in results:
+        paths = taken.setdefault(f"{row.transport} {row.op}, {row.memory}", {})
+        size = f"{row.model} {row.num_tokens} tokens, page {format_bytes(row.page_bytes)}"
+        paths.setdefault(row.actual_path, []).append(size)
+    lines = []
+    for label, paths in sorted(taken.items()):
+        for path, sizes in sorted(paths.items()):
+            which = f" ({'; '.join(dict.fromkeys(sizes))})" if len(paths) > 1 else ""
+            lines.append(f"path of {label}: {path}{which}")
     return lines

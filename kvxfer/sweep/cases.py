@@ -9,6 +9,7 @@ from kvxfer.sweep.binding import LOOPBACK, Binding
 from kvxfer.sweep.block_order import BlockOrder
 from kvxfer.transport import Op
 from kvxfer.tuning import Profile
+from kvxfer.units import format_bytes
 
 # Device memory is reached through one path; host memory of a peer through two.
 HOST_MEMORY = ("shared", "private")
@@ -249,6 +250,11 @@ def _raw_shapes(options: SweepOptions, on_device: bool) -> list[tuple[str, int, 
         if page_bytes % _PAGE_ALIGNMENT_BYTES:
             raise InvalidUsage(
                 f"a page of {page_bytes} bytes; use a multiple of {_PAGE_ALIGNMENT_BYTES}"
+            )
+        if options.total_bytes is not None and total < page_bytes:
+            raise InvalidUsage(
+                f"a request of {format_bytes(total)} is less than a page of "
+                f"{format_bytes(page_bytes)}; raise --total-bytes, or use smaller --page-bytes"
             )
         num_planes = min(_RAW_PLANES, max(1, total // page_bytes))
         layout = raw_layout(page_bytes, num_planes)

@@ -9,7 +9,7 @@ import msgspec
 
 from kvxfer.closing import Closing
 from kvxfer.control import ControlServer, SharedKey
-from kvxfer.errors import KvxferError, NotAvailable
+from kvxfer.errors import ControlTimeout, KvxferError, NotAvailable, PeerLost
 from kvxfer.sweep import messages
 from kvxfer.sweep.agent import Agent, Handlers, RemoteAgent, serve_agent
 from kvxfer.sweep.binding import Binding
@@ -18,6 +18,9 @@ from kvxfer.sweep.environment import environment
 _log = logging.getLogger(__name__)
 _MEET_S = 10.0
 _LEAVE_S = 1.0
+# A clean-up, often after something else has failed: nobody waits long for that.
+_RELEASE_S = 3.0
+_SILENT_S = 0.2  # nor for one that has just given no answer; it sees the end of the connection
 # Of what a reader needs to judge a figure, what may differ between the two sides.
 _OF_A_SIDE = ("system", "cpu", "cpus", "cuda", "driver", "gpus")
 
@@ -38,6 +41,7 @@ class FarAgent(Closing):
             NotAvailable: it has another sweep, or is another version of kvxfer.
         """
         self._name = uuid.uuid4().hex
+        self._is_silent = False
         self._agent = RemoteAgent(address, key=key)
         with ExitStack() as undo:
             undo.callback(self._agent.close)
@@ -60,17 +64,31 @@ class FarAgent(Closing):
 
         Raises:
             PeerLost: the connection to it ended.
+            ControlTimeout: no reply in time, which for a `Release` is three seconds at most.
             KvxferError: what the agent raised.
         """
-        return self._agent.call(message)
+        try:
+            reply = self._agent.call(message, deadline_s=self._deadline_s(message))
+        except (PeerLost, ControlTimeout, KeyboardInterrupt):
+            self._is_silent = True
+            raise
+        self._is_silent = False
+        return reply
 
     def close(self) -> None:
         """Let it go, which frees what was prepared; may be called more than once."""
         self._stack.close()
 
+    def _deadline_s(self, message: msgspec.Struct) -> float | None:
+        """None = as long as the agent's work may take."""
+        if isinstance(message, messages.Release):
+            return _SILENT_S if self._is_silent else _RELEASE_S
+        return None
+
     def _leave(self) -> None:
+        limit_s = _SILENT_S if self._is_silent else _LEAVE_S
         try:
-            self._agent.call(messages.Leave(incarnation=self._name), deadline_s=_LEAVE_S)
+            self._agent.call(messages.Leave(incarnation=self._name), deadline_s=limit_s)
         except KvxferError as error:  # it sees the end of the connection
             _log.info("leaving the far side: %s", error)
 

@@ -3,14 +3,20 @@
 from pathlib import Path
 
 from kvxfer.errors import NotAvailable
+from kvxfer.units import format_bytes
 
 _HEADROOM_BYTES = 512 << 20
+_REMEDY = "use fewer --tokens or a smaller --total-bytes"
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def require_host_memory(num_bytes: int) -> None:
+def require_host_memory(num_bytes: int, *, remedy: str = _REMEDY) -> None:
     """Check that ``num_bytes`` can be allocated, with some to spare.
+
+    Args:
+        num_bytes: of all pools together.
+        remedy: what whoever asks for them can do about it.
 
     Raises:
         NotAvailable: they cannot.
@@ -18,8 +24,8 @@ def require_host_memory(num_bytes: int) -> None:
     free_bytes = free_host_bytes()
     if num_bytes + _HEADROOM_BYTES > free_bytes:
         raise NotAvailable(
-            f"pools of {num_bytes} bytes with {free_bytes} bytes of memory free; use fewer "
-            "--tokens or a smaller --total-bytes"
+            f"pools of {format_bytes(num_bytes)} with {format_bytes(free_bytes)} of memory free, "
+            f"of which {format_bytes(_HEADROOM_BYTES)} are left alone; {remedy}"
         )
 
 

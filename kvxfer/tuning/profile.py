@@ -113,11 +113,11 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         transport, memory, op: of the section.
         src_tp, dst_tp: tensor-parallel sizes; 1 and 1 for a pair of processes.
         run_bytes, total_bytes: of the request.
-        default_us, profile_us: medians of the repeats' median latencies.
-        gain: 0.25 = a quarter less time; the median of the repeats, each compared within itself.
+        default_us, profile_us: median latencies of one repeat, the one of median gain.
+        gain: 0.25 = a quarter less time, in that repeat.
         noise: what is no difference, in the same unit.
         verdict: ``gain``, ``same``, ``slower``, or ``taken back``: what made the difference is not
-            in the profile, because it was slower here or elsewhere.
+            in the profile, because it was slower here or elsewhere, or no faster.
     """
 
     transport: _Name

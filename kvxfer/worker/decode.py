@@ -89,7 +89,7 @@ class DecodeWorker(Closing):
         }
         self.num_bytes = num_blocks * options.rank.rank_layout(options.layout).block_bytes
         if not on_device:
-            require_host_memory(self.num_bytes)
+            require_host_memory(self.num_bytes, remedy="use fewer --blocks")
         self._options = options
         self._outcomes = Outcomes()
         with ExitStack() as stack:

@@ -24,6 +24,7 @@ from kvxfer.worker.options import WorkerOptions, device_of
 
 # Checking gigabytes takes seconds, and a request that other ranks share waits for them.
 _OUTCOME_S = 120.0
+LESS_MEMORY = "use fewer --tokens or a lower --concurrency"
 _POOL_FACTOR = 2  # the pool has more blocks than the requests, as an engine's
 
 Addresses = Mapping[str, str]
@@ -108,7 +109,7 @@ class PrefillWorker(Closing):
         num_blocks = _POOL_FACTOR * concurrency * per_request
         self.num_bytes = num_blocks * options.rank.rank_layout(layout).block_bytes
         if not on_device:
-            require_host_memory(self.num_bytes)
+            require_host_memory(self.num_bytes, remedy=LESS_MEMORY)
         order = np.random.default_rng(seed).permutation(num_blocks).astype(np.int64)
         self._tables: list[Ids] = np.split(order[: concurrency * per_request], concurrency)
         with ExitStack() as stack:

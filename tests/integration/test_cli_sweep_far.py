@@ -106,7 +106,8 @@ def test_two_hosts_sweep_over_their_network(tmp_path: Path, transport: str) -> N
 REFUSED = [
     (["--listen", "nowhere"], 2, "--listen: 'nowhere'"),
     (["--listen", "127.0.0.1:0", "--peer", "127.0.0.1:9"], 2, "leave --peer"),
-    (["--listen", "192.0.2.7:7500"], 2, "192.0.2.7 lets other hosts in"),
+    (["--listen", "192.0.2.7:7500"], 2, "--listen 192.0.2.7 lets other hosts in"),
+    (["--listen", "0.0.0.0:7500"], 2, "--listen 0.0.0.0 is a wildcard"),
     (["--listen", "127.0.0.1:0", "--key", "/no/such/key"], 2, "key file /no/such/key"),
     (["--key", "/no/such/key"], 2, "--key is of sweeps between two hosts"),
     (["--peer", "127.0.0.1", *TINY], 2, "is not an address"),
@@ -176,16 +177,38 @@ def test_a_sweep_that_dies_frees_the_far_side() -> None:
 
 def test_a_pool_that_the_host_does_not_have_is_refused() -> None:
     with Listener(0, LOOPBACK) as listener, FarAgent(listener.address, None) as agent:
-        with pytest.raises(NotAvailable, match="bytes of memory free"):
+        with pytest.raises(NotAvailable, match="of memory free"):
             agent.call(prepare(num_blocks=1 << 50))
         agent.call(prepare())
 
 
-def test_a_side_that_ends_is_a_lost_peer() -> None:
+def test_a_side_that_ends_is_a_lost_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvxfer.control.client._RETURN_S", 0.2)
     with Listener(0, LOOPBACK) as listener, FarAgent(listener.address, None) as agent:
         listener.close()
-        with pytest.raises((PeerLost, ControlTimeout)):
-            agent._agent.call(messages.Fill(seed=1), deadline_s=1.0)
+        with pytest.raises(PeerLost):
+            agent.call(messages.Fill(seed=1))
+        with pytest.raises((PeerLost, ControlTimeout), match="Release"):
+            agent.call(messages.Release())
+
+
+def test_a_clean_up_waits_for_a_silent_side_not_as_long_as_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Listener(0, LOOPBACK) as listener, FarAgent(listener.address, None) as agent:
+        limits: list[tuple[str, float | None]] = []
+        silent = ControlTimeout("nothing came")
+
+        def call(message: object, *, deadline_s: float | None = None) -> None:
+            limits.append((type(message).__name__, deadline_s))
+            raise silent
+
+        monkeypatch.setattr(agent._agent, "call", call)
+        for message in (messages.Release(), messages.Fill(seed=1), messages.Release()):
+            with pytest.raises(ControlTimeout):
+                agent.call(message)
+        agent.close()
+    assert limits == [("Release", 3.0), ("Fill", None), ("Release", 0.2), ("Leave", 0.2)]
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

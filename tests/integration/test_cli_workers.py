@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -182,8 +183,8 @@ def test_another_transport_is_refused_by_name(model: str) -> None:
 
 
 REFUSED = [
-    (["serve", "--bind", "192.0.2.7"], 2, "192.0.2.7 lets other hosts in"),
-    (["serve", "--bind", "0.0.0.0"], 2, "wildcard"),
+    (["serve", "--bind", "192.0.2.7"], 2, "--bind 192.0.2.7 lets other hosts in"),
+    (["serve", "--bind", "0.0.0.0"], 2, "wildcard, which no peer can dial; give --advertise-host"),
     (["serve", "--layout", "tp=2"], 2, "give --rank 0 .. 1"),
     (["serve", "--layout", "tp=2", "--rank", "2"], 2, "--rank: '2'"),
     (["serve", "--blocks", "0"], 2, "--blocks: '0'"),
@@ -194,6 +195,9 @@ REFUSED = [
     (["send", "--to", "{"], 2, "no JSON"),
     (["send", "--to", "127.0.0.1:9", "--to-layout", "tp=2"], 2, "leave --to"),
     (["send", "--tokens", "0"], 2, "--tokens: '0'"),
+    (["send", "--tokens", "4m"], 2, "--tokens: '4m'"),
+    (["send", "--transport", "shm", "--tokens", "4000000"], 3, "or a lower --concurrency"),
+    (["key", ""], 2, "the path of the key file is empty; name a file"),
     (["send", "--layout", "tp=2", "--rank", "0"], 2, "start kvxfer serve"),
 ]
 
@@ -215,12 +219,24 @@ def test_ports_are_one_or_three() -> None:
             parse_ports(text)
 
 
+def test_the_port_of_another_is_refused_by_its_option(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status = main(["serve", "--model", model, "--transport", "shm", "--ports", f"0,{port},0"])
+    assert status == 3
+    assert f"port {port} for channel init is in use" in (error := capsys.readouterr().err)
+    assert error.endswith("; choose another by --ports\n")
+
+
 def test_key_makes_a_key_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "key"
     assert main(["key", str(path)]) == 0
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text().strip() not in capsys.readouterr().out
     assert main(["key", str(path)]) == 2
+    assert "exists; use it as it is, or name another" in capsys.readouterr().err
 
 
 # Two hosts.

@@ -220,3 +220,27 @@ def test_a_connection_that_ended_between_calls_spoils_no_call() -> None:
         until(lambda: not client._socket.poll(0, zmq.POLLOUT))
         with ControlServer({"a": {Hello: welcome}}, ports={"a": port}):
             assert client.call(Hello(pause_s=0.3)) == Welcome()
+
+
+def test_a_call_waits_for_a_peer_that_has_gone_not_as_long_as_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvxfer.control.client._RETURN_S", 0.2)
+    monkeypatch.setattr("kvxfer.control.client._RETRY_S", 0.05)
+    first = ControlServer({"a": {Hello: welcome}})
+    address = first.addresses["a"]
+    with ControlClient(address, Welcome, deadline_s=GUARD_S) as client:
+        assert client.call(Hello()) == Welcome()
+        first.close()
+        until(lambda: not client._socket.poll(0, zmq.POLLOUT))
+        for _ in range(2):
+            with pytest.raises(PeerLost, match=f"{address} ended the.*; Hello was not sent"):
+                client.call(Hello())
+        # Ctrl-C in a call makes a new socket, and does not make it forget.
+        client._shut()
+        client._open()
+        with pytest.raises(PeerLost, match="Hello was not sent"):
+            client.call(Hello())
+        with ControlServer({"a": {Hello: welcome}}, ports={"a": int(address.rpartition(":")[2])}):
+            until(lambda: client._socket.poll(0, zmq.POLLOUT))
+            assert client.call(Hello()) == Welcome()

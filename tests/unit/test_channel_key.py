@@ -232,7 +232,7 @@ def test_no_file_no_directory_no_second_key(tmp_path: Path, key: SharedKey) -> N
     with pytest.raises(InvalidUsage, match="cannot be read"):
         SharedKey.read(tmp_path)
     before = key.path.read_bytes()
-    with pytest.raises(InvalidUsage, match="cannot be made: File exists"):
+    with pytest.raises(InvalidUsage, match="cannot be made, for it exists; use it as it is"):
         SharedKey.create(key.path)
     assert key.path.read_bytes() == before
     device = tmp_path / "device"

@@ -114,7 +114,7 @@ def test_a_busy_port_is_named_with_its_channel_and_frees_the_others() -> None:
     with serve() as holder:
         busy, other = int(holder.addresses["ask"].rpartition(":")[2]), free_port()
         for _ in range(2):
-            with pytest.raises(NotAvailable, match=f"port {busy} in use by channel ask"):
+            with pytest.raises(NotAvailable, match=f"port {busy} for channel ask is in use"):
                 serve(ports={"alloc": other, "ask": busy})
     serve(ports={"alloc": other, "ask": busy}).close()
 

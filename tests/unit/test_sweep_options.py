@@ -10,6 +10,7 @@ from kvxfer.cli.sweep_ranks import parse_devices
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import CATALOGUE, KVKind, Order
 from kvxfer.sweep import SweepOptions
+from kvxfer.sweep.cases import expand_cases
 from kvxfer.transport import TRANSPORTS
 
 
@@ -49,6 +50,17 @@ def test_on_gpus_a_request_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "resolve_transport", lambda _: "nvlink")
     assert options_of("--tp", "2:1").tokens == (8192,)
     assert options_of("--tp", "2:1", "--quick").tokens == (2048,)
+
+
+def test_a_request_of_less_than_a_page_is_refused() -> None:
+    options = options_of("--page-bytes", "1k,4k", "--total-bytes", "1k")
+    with pytest.raises(InvalidUsage, match=r"1 KiB is less than a page of 4 KiB; raise --total-by"):
+        expand_cases(options, transport="shm")
+
+
+def test_a_size_of_no_ranks_says_what_is_wrong() -> None:
+    with pytest.raises(InvalidUsage, match="--tp: '0:1' has a size of 0; use 1 or more"):
+        options_of("--tp", "0:1")
 
 
 def test_sizes_and_heads() -> None:

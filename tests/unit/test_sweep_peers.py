@@ -361,7 +361,7 @@ def test_a_process_that_ends_is_named_with_its_last_words() -> None:
 
 def test_an_error_of_the_process_is_raised_here() -> None:
     impossible = replace(case_of("memcpy"), transport="shm", pool_blocks=1 << 40)
-    with pytest.raises(NotAvailable, match="bytes of memory free"):
+    with pytest.raises(NotAvailable, match="of memory free"):
         process.measure_apart(task_of(impossible), lambda: None)
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from kvxfer.report.sweep_table import COLUMNS, print_report
+from kvxfer.report.sweep_table import COLUMNS, print_report, remarks
 from kvxfer.sweep.result import SCHEMA, Latency, Median, Rate, SweepReport, SweepResult
 
 
@@ -94,3 +94,16 @@ def test_rows_of_two_orders_differ() -> None:
 def test_the_result_here_is_a_whole_one() -> None:
     data = msgspec.json.encode(result_of(SWEPT[0]))
     assert msgspec.json.decode(data, type=SweepResult) == result_of(SWEPT[0])
+
+
+def test_rows_of_one_label_that_took_two_paths_are_named() -> None:
+    rows = [result_of(Shape(tokens, "shuffled")) for tokens in (512, 2048, 4096)]
+    rows[0] = msgspec.structs.replace(rows[0], actual_path="shared segment, memcpy")
+    label = "path of shm put, private: shared segment,"
+    page = "page 32 KiB"
+    assert remarks(SweepReport(schema=SCHEMA, environment={}, results=rows)) == [
+        f"{label} memcpy (llama-3.1-8b 512 tokens, {page})",
+        f"{label} streaming (llama-3.1-8b 2048 tokens, {page}; llama-3.1-8b 4096 tokens, {page})",
+    ]
+    same = SweepReport(schema=SCHEMA, environment={}, results=rows[1:])
+    assert remarks(same) == [f"{label} streaming"]

@@ -17,7 +17,7 @@ from kvxfer.sweep.tune.run import TuneOptions, TuneRun
 from kvxfer.sweep.tune.trials import AGAIN, DEFAULT, Point, Trials, again_of
 from kvxfer.sweep.tune.verdict import MIN_GAIN, Repeats, judge
 from kvxfer.transport import tuned
-from kvxfer.tuning import Check, Profile, Rule, Section, Slots
+from kvxfer.tuning import Profile, Section, Slots
 
 MIB = 1 << 20
 RECORDS = Path(__file__).parents[2] / "bench" / "results"
@@ -169,54 +169,6 @@ def test_boxes_end_a_factor_of_two_beyond_the_points() -> None:
         ((4096, 2 * MIB + 1), False),
     ):
         assert rule.fits("put", *sizes) is holds, sizes
-
-
-# What is taken back.
-
-
-def check_of(verdict: str, point: Point = POINTS[0], **fields: object) -> Check:
-    base = {
-        "transport": "shm",
-        "memory": "shared",
-        "op": point.op,
-        "run_bytes": point.run_bytes,
-        "total_bytes": point.total_bytes,
-        "default_us": 100.0,
-        "profile_us": 100.0,
-        "gain": 0.0,
-        "noise": 0.03,
-        "verdict": verdict,
-    }
-    return msgspec.convert(base | fields, Check)
-
-
-def test_a_rule_that_is_slower_is_taken_back() -> None:
-    cells = fit.cells(POINTS)
-    rules = tuple(msgspec.structs.replace(rule, engine="memcpy") for rule in cells.values())
-    section = Section(transport="shm", memory="shared", num_threads=1, rules=rules)
-    checks = [check_of("slower", POINTS[1]), check_of("gain", POINTS[2])]
-    kept, marked = fit.take_back(section, checks)
-    assert [check.verdict for check in marked] == ["taken back", "gain"]
-    assert kept.rules == (rules[0], *rules[2:])
-    assert kept.num_threads == 1
-
-
-def test_threads_and_slots_that_are_slower_are_taken_back() -> None:
-    slots = (Slots(place="host", num_slots=4, slot_bytes=MIB),)
-    section = Section(transport="shm", memory="shared", num_threads=1, slots=slots)
-    rules = (Rule(op="get", engine="memcpy"),)  # measured on top of them
-    section = msgspec.structs.replace(section, rules=rules)
-    kept, marked = fit.take_back(section, [check_of("gain"), check_of("slower")])
-    assert kept.is_empty
-    assert [check.verdict for check in marked] == ["taken back", "taken back"]
-
-
-def test_what_has_the_defaults_stays_slower_to_be_seen() -> None:
-    section = Section(transport="shm", memory="shared")
-    assert fit.take_back(section, [check_of("slower")]) == (section, [check_of("slower")])
-    text = summary(profile_of(checks=(check_of("slower"),)))
-    assert "0 within it, 1 slower" in text
-    assert "it shows how far noise goes" in text
 
 
 # The order.

@@ -7,7 +7,6 @@ from typing import Literal, cast
 
 import msgspec
 
-from kvxfer.sweep.stats import median
 from kvxfer.sweep.tune.trials import Point, Trials, again_of
 from kvxfer.sweep.tune.verdict import Verdict, judge, judge_together
 from kvxfer.tuning import DEFAULT_RULE, Check, Memory, Rule, Section
@@ -71,7 +70,7 @@ def _alike(points: Iterable[Point]) -> list[list[Point]]:
 
 def _verdict(trials: Trials, name: str, point: Point) -> Verdict:
     repeats = trials.repeats(name, point)
-    return Verdict("slower", 0.0, 0.0) if repeats is None else judge(repeats)
+    return Verdict("slower", 0.0, 0.0, 0.0, 0.0) if repeats is None else judge(repeats)
 
 
 def cells(points: Sequence[Point]) -> dict[Point, Rule]:
@@ -129,8 +128,8 @@ def checks_of(transport: str, memory: Memory, trials: Trials, name: str) -> list
                 dst_tp=point.dst_tp,
                 run_bytes=point.run_bytes,
                 total_bytes=point.total_bytes,
-                default_us=median([*repeats.default_us, *repeats.again_us]),
-                profile_us=median(repeats.candidate_us),
+                default_us=verdict.default_us,
+                profile_us=verdict.candidate_us,
                 gain=verdict.gain,
                 noise=verdict.noise,
                 verdict=verdict.word,
@@ -140,25 +139,26 @@ def checks_of(transport: str, memory: Memory, trials: Trials, name: str) -> list
 
 
 def take_back(section: Section, checks: Sequence[Check]) -> tuple[Section, list[Check]]:
-    """The section without what was slower, and its checks, marked.
+    """The section without what did not gain once more, and its checks, marked.
 
-    The rule of a slower point goes. A point without one is slower by what is chosen for the whole
-    connection: then all of the section goes, since its rules were measured on top of that. What has
-    the default's settings anyway stays ``slower``: that is noise, and is to be seen.
+    A rule stays where one of its points gained and none was slower. What is chosen for the whole
+    connection stays where any point gained, and none without a rule was slower; else all of the
+    section goes, since its rules were measured on top of that. What has the default's settings
+    anyway stays ``slower``: that is noise, and is to be seen.
     """
+    rules_of = [section.rule_for(one.op, one.run_bytes, one.total_bytes) for one in checks]
+    judged = list(zip(rules_of, checks, strict=True))
+    slower = [rule for rule, one in judged if one.verdict == "slower"]
+    gained = [rule for rule, one in judged if one.verdict == "gain"]
     is_of_connection = section.num_threads is not None or bool(section.slots)
-    slower = {id(one): _rule_of(section, one) for one in checks if one.verdict == "slower"}
-    if is_of_connection and DEFAULT_RULE in slower.values():
+    if is_of_connection and (not gained or DEFAULT_RULE in slower):
         nothing = Section(transport=section.transport, memory=section.memory)
         return nothing, [_taken_back(one) for one in checks]
-    gone = [rule for rule in slower.values() if rule is not DEFAULT_RULE]
-    rules = tuple(rule for rule in section.rules if rule not in gone)
-    marked = [_taken_back(one) if slower.get(id(one)) in gone else one for one in checks]
-    return msgspec.structs.replace(section, rules=rules), marked
-
-
-def _rule_of(section: Section, check: Check) -> Rule:
-    return section.rule_for(check.op, check.run_bytes, check.total_bytes)
+    kept = tuple(rule for rule in section.rules if rule in gained and rule not in slower)
+    marked = [
+        one if rule is DEFAULT_RULE or rule in kept else _taken_back(one) for rule, one in judged
+    ]
+    return msgspec.structs.replace(section, rules=kept), marked
 
 
 def _taken_back(check: Check) -> Check:
