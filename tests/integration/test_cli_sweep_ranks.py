@@ -154,7 +154,7 @@ def test_wrong_bytes_of_one_rank_exit_1(
 
 USAGE = [
     (["--tp", "2"], "--tp: '2'; write source:destination sizes such as 2:1"),
-    (["--tp", "0:1"], "--tp: '0:1'; write source:destination sizes"),
+    (["--tp", "0:1"], "--tp: '0:1' has a size of 0; use 1 or more on either side"),
     (["--tp", ","], "--tp: ',' names nothing"),
     (["--pp", "5:1"], "pp_size is 5 for 4 layers"),
     (["--kv-heads", "x"], "--kv-heads: 'x' is not a whole number above zero"),
