@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 
 from kvxfer.cli.json_option import add_json, print_result, require_target
+from kvxfer.cli.lists import positive
 from kvxfer.diagnose.compare import read_report
 from kvxfer.diagnose.inventory import require_capture
 from kvxfer.diagnose.result import DiagnoseReport, Verdict
@@ -44,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--capture", metavar="DIR", help="write such a folder of this node; measures nothing"
     )
+    parser.add_argument(
+        "--expect-gpus",
+        metavar="N",
+        help="fewer are a finding, also where those that are missing left no trace",
+    )
     parser.add_argument("--compare", metavar="OLD.json", help="what changed since that report")
     add_json(parser)
     parser.add_argument("--html", metavar="FILE", help="one page with heat maps and topology")
@@ -56,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     """Diagnose, print, and write the files that were asked for."""
     if (args.quick or args.gentle) and (args.folder or args.capture):
         raise InvalidUsage("--quick and --gentle are of measurements; a capture has none")
+    if args.expect_gpus is not None:
+        args.expect_gpus = positive("--expect-gpus")(args.expect_gpus)
     _require_targets(args)
     older = None if args.compare is None else read_report(args.compare)
     report = _report(args, older)
@@ -92,17 +100,18 @@ def _require_targets(args: argparse.Namespace) -> None:
 
 def _report(args: argparse.Namespace, older: DiagnoseReport | None) -> DiagnoseReport:
     if args.folder is not None:
-        return diagnose_folder(Path(args.folder), older=older)
+        return diagnose_folder(Path(args.folder), older=older, expect_gpus=args.expect_gpus)
     if args.capture is not None:
-        return _capture(Path(args.capture), older)
+        return _capture(args, older)
     effort = QUICK if args.quick else GENTLE if args.gentle else FULL
     with _progress() as tell:
-        return diagnose(effort=effort, older=older, tell=tell)
+        return diagnose(effort=effort, older=older, expect_gpus=args.expect_gpus, tell=tell)
 
 
-def _capture(folder: Path, older: DiagnoseReport | None) -> DiagnoseReport:
+def _capture(args: argparse.Namespace, older: DiagnoseReport | None) -> DiagnoseReport:
+    folder = Path(args.capture)
     replaced = require_capture(folder)  # before the work, not after it
-    report = capture(folder, older=older)
+    report = capture(folder, older=older, expect_gpus=args.expect_gpus)
     in_place = ", in place of the capture that was there" if replaced else ""
     # Not among the results: those may be JSON, or what a capture says is judged alike anywhere.
     print(f"kvxfer: wrote the capture to {str(folder)!r}{in_place}", file=sys.stderr)

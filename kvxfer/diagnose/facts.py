@@ -193,6 +193,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         num_cpus: that this process may use.
         numa_nodes: with CPUs.
         gpu_pcis: NVIDIA GPUs on the PCI bus, the driver's or not.
+        num_expected_gpus: as the operator says; None = nothing was said.
         gpu_drivers: GPU on the bus -> kernel driver that it is bound to, empty = none; those that
             are not told are left out.
         nvml_reason: why NVML lists no GPU; empty where it lists some, or was not asked.
@@ -219,6 +220,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     num_cpus: int | None = None
     numa_nodes: tuple[NumaNode, ...] = ()
     gpu_pcis: tuple[str, ...] | None = None
+    num_expected_gpus: int | None = None
     gpu_drivers: dict[str, str] = {}
     nvml_reason: str = ""
     nvswitch_pcis: tuple[str, ...] | None = None

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+import msgspec
+
 from kvxfer import __version__
 from kvxfer.diagnose.checks import run_checks
 from kvxfer.diagnose.compare import changes_since
@@ -64,6 +66,7 @@ def diagnose(
     *,
     effort: Effort = FULL,
     older: DiagnoseReport | None = None,
+    expect_gpus: int | None = None,
     tell: Callable[[str], None] = lambda what: None,
 ) -> DiagnoseReport:
     """This machine.
@@ -71,28 +74,34 @@ def diagnose(
     Args:
         effort: how much is measured.
         older: a report to compare with.
+        expect_gpus: fewer are a finding.
         tell: is told what is done now.
     """
     start = time.monotonic()
     tell("reading the machine")
-    facts = facts_of(read_live())
+    facts = _facts(read_live(), expect_gpus)
     task = _task(facts, effort)
     figures = run_measurements(task, tell=tell)
     add_nics(figures, facts, task, budget_s=effort.nic_budget_s, tell=tell)
     return _judged(facts, figures, start, older)
 
 
-def diagnose_folder(folder: Path, *, older: DiagnoseReport | None = None) -> DiagnoseReport:
+def diagnose_folder(
+    folder: Path, *, older: DiagnoseReport | None = None, expect_gpus: int | None = None
+) -> DiagnoseReport:
     """A captured machine: facts alone, and rates of NICs where perftest's output is there.
 
     Raises:
         InvalidUsage: the folder holds no capture.
     """
     start = time.monotonic()
-    return _judged_sources(read_folder(folder), start, older)
+    sources = read_folder(folder)
+    return _judged_sources(_facts(sources, expect_gpus), sources, start, older)
 
 
-def capture(folder: Path, *, older: DiagnoseReport | None = None) -> DiagnoseReport:
+def capture(
+    folder: Path, *, older: DiagnoseReport | None = None, expect_gpus: int | None = None
+) -> DiagnoseReport:
     """Write this machine's capture, measure nothing, and judge what was read.
 
     Raises:
@@ -101,14 +110,22 @@ def capture(folder: Path, *, older: DiagnoseReport | None = None) -> DiagnoseRep
     start = time.monotonic()
     sources = read_live()
     write_folder(sources, folder)
-    return _judged_sources(sources, start, older)
+    return _judged_sources(_facts(sources, expect_gpus), sources, start, older)
 
 
-def _judged_sources(sources: Sources, start: float, older: DiagnoseReport | None) -> DiagnoseReport:
+def _facts(sources: Sources, expect_gpus: int | None) -> Facts:
+    facts = facts_of(sources)
+    host = msgspec.structs.replace(facts.host, num_expected_gpus=expect_gpus)
+    return msgspec.structs.replace(facts, host=host)
+
+
+def _judged_sources(
+    facts: Facts, sources: Sources, start: float, older: DiagnoseReport | None
+) -> DiagnoseReport:
     reason = "a capture holds no measurements"
     skipped = dict.fromkeys(("pairs of GPUs", "crowds", "host and GPUs", "host", "NICs"), reason)
     figures = Figures(all=nic_figures(sources.texts), skipped=skipped)
-    return _judged(facts_of(sources), figures, start, older)
+    return _judged(facts, figures, start, older)
 
 
 def _judged(

@@ -111,6 +111,10 @@ def test_experiments_are_listed(fake: Fake) -> None:
         (("goodput", "--records", "/nowhere"), "/nowhere"),
         (("goodput", "--records", "/nowhere", "--simulate"), "give one of them"),
         (("goodput", "--simulate", "--engine-figures", "none"), "'none' is neither"),
+        (
+            ("agg-vs-pd", "--simulate", "--size", "gpu", "--model", "llama-3.1-8b"),
+            "or --engine-figures with figures of llama-3.1-8b",
+        ),
         (("user-load", "--request-rate", "x"), "request rate nan"),
     ],
 )

@@ -125,6 +125,23 @@ def test_no_gpu_at_all_is_nothing_to_test(tmp_path: Path) -> None:
     assert status_of(report, is_capture=True) == EXIT_OK
 
 
+@pytest.mark.parametrize(
+    ("expected", "verdict"), [(1, Verdict.FAIL), (None, Verdict.NOT_APPLICABLE)]
+)
+def test_gpus_that_left_no_trace_are_missed_where_they_were_expected(
+    expected: int | None, verdict: Verdict, tmp_path: Path
+) -> None:
+    write_folder(node(gpus=()), tmp_path / "node")
+    report = diagnose_folder(tmp_path / "node", expect_gpus=expected)
+    (check,) = (one for one in report.checks if one.check == "gpu-count")
+    assert check.verdict is verdict
+    if expected:
+        assert (
+            "0 GPUs listed by the driver, 0 on the PCI bus; 1 expected"
+            in check.findings[0].evidence
+        )
+
+
 def test_a_driver_without_any_gpu_warns(tmp_path: Path) -> None:
     """Its module does not load where there is nothing for it: the GPUs were there."""
     report, checks = judged(node(gpus=(), modules=LOADED), tmp_path)

@@ -10,6 +10,7 @@ from typing import Final
 from kvxfer.cli.output import show, write
 from kvxfer.cli.pd import load_options, stack_options
 from kvxfer.cli.pd.bench_watch import watchers
+from kvxfer.cli.pd.model_options import require_steps_of
 from kvxfer.cli.pd.status_line import StatusLine
 from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.pd.analysis import parse_objectives
@@ -20,6 +21,8 @@ from kvxfer.pd.experiments.options import SIZES, Options, Size
 from kvxfer.pd.experiments.registry import find_experiment, names
 from kvxfer.pd.launch.scratch import Scratch, scratch_folder
 from kvxfer.pd.load.plan import parse_tokens
+from kvxfer.pd.planner.figures import find_engine
+from kvxfer.pd.planner.same_model import Model
 from kvxfer.report.experiment_page import write_report
 from kvxfer.report.experiment_table import print_experiment
 
@@ -125,6 +128,9 @@ def _context(
     if not args.quick:
         size = args.size
     options = _options(args, experiment.sizes[size])
+    if args.simulate and args.model is not None and options.engine:
+        figures = find_engine(options.engine).model
+        require_steps_of(figures, Model.named(args.model), "--engine-figures")
     args.model = options.model
     if args.records and args.simulate:
         raise InvalidUsage("--records and --simulate: give one of them")

@@ -12,7 +12,7 @@ from kvxfer.pd.planner.same_model import Model, relation
 _log: Final = logging.getLogger(__name__)
 
 
-def require_steps_of(engine_model: str, kv: Model) -> None:
+def require_steps_of(engine_model: str, kv: Model, option: str = "--engine") -> None:
     """Refuse steps of another model than that of ``--model``; warn where that is not known.
 
     Raises:
@@ -23,7 +23,7 @@ def require_steps_of(engine_model: str, kv: Model) -> None:
     if found == "other":
         raise InvalidUsage(
             f"the engine's figures are of {steps}, and --model is {kv}: two models; give "
-            f"{_option(steps)}, or --engine with figures of {kv.name} "
+            f"{_option(steps)}, or {option} with figures of {kv.name} "
             "(`kvxfer pd profile` measures them)"
         )
     if found == "unknown":

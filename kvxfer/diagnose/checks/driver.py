@@ -77,6 +77,9 @@ def _refused(facts: Facts) -> Finding:
 
 def _gpu_count(facts: Facts, _: Figures) -> Answer:
     on_bus = facts.host.gpu_pcis
+    expected = facts.host.num_expected_gpus
+    if expected is not None and len(facts.gpus or ()) < expected:
+        return [_too_few(facts, expected)]
     if not facts.gpus:
         return no_gpus(facts)  # cuda-start says why, where some are on the bus
     if on_bus is None:
@@ -95,6 +98,17 @@ def _gpu_count(facts: Facts, _: Figures) -> Answer:
         )
         for pci in missing
     ]
+
+
+def _too_few(facts: Facts, expected: int) -> Finding:
+    on_bus = facts.host.gpu_pcis
+    bus = "" if on_bus is None else f", {len(on_bus)} on the PCI bus"
+    return fail(
+        "node",
+        f"{len(facts.gpus or ())} GPUs listed by the driver{bus}; {expected} expected",
+        cause="GPUs left the bus or failed to start; in a container or job, fewer were given to it",
+        remedy="look for NVRM and Xid in the kernel's log; power-cycle the node",
+    )
 
 
 def _mig(facts: Facts, _: Figures) -> Answer:
@@ -205,7 +219,7 @@ def _clocks(facts: Facts, _: Figures) -> Answer:
 
 CHECKS = (
     Check("cuda-start", "does CUDA start", _cuda_start),
-    Check("gpu-count", "does the driver have every GPU on the bus", _gpu_count),
+    Check("gpu-count", "does the driver have every GPU", _gpu_count),
     Check("kernel-log", "is the kernel's log free of GPU errors", _kernel_log),
     Check("memory-rows", "could bad memory rows be replaced", _memory_rows),
     Check("mig", "are the GPUs whole", _mig),
