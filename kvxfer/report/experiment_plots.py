@@ -160,9 +160,14 @@ def _scale(axes: Any, name: str, axis: Axis, values: Sequence[float]) -> None:
         axes.set_ylim(min(0.0, low), (high * 1.08) or 1.0)
     ticks = axis.ticks or (_log_ticks(low / 1.15, high * 1.25) if is_log else [])
     if ticks:
-        getattr(axes, f"set_{name}ticks")(ticks, [format_number(tick) for tick in ticks])
+        getattr(axes, f"set_{name}ticks")(ticks, [_tick(tick) for tick in ticks])
         axes.minorticks_off()
     getattr(axes, f"set_{name}label")(axis.text)
+
+
+def _tick(value: float) -> str:
+    """A place that was measured is not rounded: 1,024 stays that."""
+    return f"{value:,.0f}" if value == round(value) else format_number(value)
 
 
 def _log_ticks(low: float, high: float) -> list[float]:

@@ -181,6 +181,14 @@ def test_what_is_simulated_is_dashed_and_numbers_get_shades() -> None:
     assert light != dark
 
 
+def test_places_that_were_measured_are_not_rounded() -> None:
+    pytest.importorskip("matplotlib")
+    places = Axis("tokens", "linear", [0.0, 1024.0, 8192.0])
+    panel = Curves(title="t", x=places, y=Axis("ms"), series=[Curve("one", [0, 8192], [1, 2])])
+    (axes,) = draw_figure(Figure(name="f", caption="c", panels=[panel])).figure.axes
+    assert [one.get_text() for one in axes.get_xticklabels()] == ["0", "1,024", "8,192"]
+
+
 def test_a_bar_says_its_parts_and_its_sum() -> None:
     pytest.importorskip("matplotlib")
     (axes,) = draw_figure(RESULT.figures[2]).figure.axes
