@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all."""
+"""Files that are written whole or not at all, and read up to a bound."""
 
 import os
 import tempfile
@@ -33,3 +33,19 @@ def write_whole(path: Path, data: bytes, *, make_folders: bool = False) -> Path:
         if part is not None:
             part.unlink(missing_ok=True)
         raise InvalidUsage(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """The content of a file.
+
+    Raises:
+        InvalidUsage: it cannot be read, or is larger than ``most_bytes``.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except OSError as error:
+        raise InvalidUsage(f"cannot read {path}: {error.strerror}") from error
+    if len(content) > most_bytes:
+        raise InvalidUsage(f"{path} is larger than {most_bytes} bytes, the most that is read")
+    return content

@@ -12,9 +12,8 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.pd.result import read_bounded
 from kvxfer.pd.summary import Distribution
-from kvxfer.whole_file import write_whole
+from kvxfer.whole_file import read_bounded, write_whole
 
 SCHEMA: Final = "kvxfer.pd-experiment/1"
 RESULT_FILE: Final = "experiment.json"

@@ -20,7 +20,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.whole_file import write_whole
+from kvxfer.whole_file import read_bounded, write_whole
 
 SETUP_SCHEMA = "kvxfer.pd-setup/1"
 POINT_SCHEMA = "kvxfer.pd-point/1"
@@ -206,19 +206,3 @@ def _load(path: Path, kind: type[_Record]) -> _Record:
         return msgspec.json.decode(read_bounded(path, MAX_RECORD_BYTES), type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidUsage(f"{path} is not a record of a PD benchmark: {error}") from error
-
-
-def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """The content of a file.
-
-    Raises:
-        InvalidUsage: it cannot be read, or is larger than ``most_bytes``.
-    """
-    try:
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
-    except OSError as error:
-        raise InvalidUsage(f"cannot read {path}: {error.strerror}") from error
-    if len(content) > most_bytes:
-        raise InvalidUsage(f"{path} is larger than {most_bytes} bytes, the most that is read")
-    return content

@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.pd.result import read_bounded
+from kvxfer.whole_file import read_bounded
 
 MAX_RESULT_BYTES = 1 << 30
 _MAX_SECONDS = 1e7

@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from kvxfer.errors import InvalidUsage
+from kvxfer.whole_file import read_bounded
 
 MAX_LINES: Final = 100_000
 """Of one process; what comes after is not written."""
@@ -107,13 +108,7 @@ def read_events(path: Path) -> Iterator[Event]:
     Raises:
         InvalidUsage: it cannot be read, is too large, or holds what is no event.
     """
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidUsage(f"{path} is larger than {MAX_FILE_BYTES} bytes")
-        data = path.read_bytes()
-    except OSError as error:
-        raise InvalidUsage(f"cannot read {path}: {error.strerror}") from error
-    whole, _, _ = data.rpartition(b"\n")
+    whole, _, _ = read_bounded(path, MAX_FILE_BYTES).rpartition(b"\n")
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             yield msgspec.json.decode(line, type=Event)

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.pd.result import PDPoint, bench_path, read_bounded
+from kvxfer.pd.result import PDPoint, bench_path
 from kvxfer.pd.vllm_json import MAX_RESULT_BYTES
+from kvxfer.whole_file import read_bounded
 
 
 def headline(point: PDPoint, folder: Path) -> str:

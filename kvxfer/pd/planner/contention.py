@@ -8,7 +8,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.pd.result import MAX_RECORD_BYTES, read_bounded
+from kvxfer.pd.result import MAX_RECORD_BYTES
+from kvxfer.whole_file import read_bounded
 
 _Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 50)]
 _REMEDY = "measure 1,2,4,... of the same with `kvxfer send --concurrency N --json FILE`"

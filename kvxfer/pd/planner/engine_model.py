@@ -18,7 +18,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.pd.result import read_bounded
+from kvxfer.whole_file import read_bounded
 
 MAX_ENGINE_BYTES = 4 << 20
 

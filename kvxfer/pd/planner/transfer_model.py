@@ -13,9 +13,9 @@ from statistics import median
 import msgspec
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.pd.result import read_bounded
 from kvxfer.sweep.result import SCHEMA, SweepReport, SweepResult
 from kvxfer.units import format_bytes
+from kvxfer.whole_file import read_bounded
 
 MAX_SWEEP_BYTES = 64 << 20
 _Pair = tuple[int, int]

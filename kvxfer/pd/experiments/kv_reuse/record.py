@@ -11,8 +11,8 @@ import msgspec
 
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.experiments.kv_reuse.parts import Parts
-from kvxfer.pd.result import MAX_RECORD_BYTES, PDSetup, read_bounded
-from kvxfer.whole_file import write_whole
+from kvxfer.pd.result import MAX_RECORD_BYTES, PDSetup
+from kvxfer.whole_file import read_bounded, write_whole
 
 REUSE_FILE: Final = "reuse.json"
 

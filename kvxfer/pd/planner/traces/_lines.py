@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.planner.trace import MAX_REQUESTS, Request, Trace
-from kvxfer.pd.result import read_bounded
+from kvxfer.whole_file import read_bounded
 
 MAX_TRACE_BYTES = 1 << 30
 

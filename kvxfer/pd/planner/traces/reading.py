@@ -11,7 +11,7 @@ from kvxfer.errors import InvalidUsage
 from kvxfer.pd.planner.trace import Trace
 from kvxfer.pd.planner.traces import azure, mooncake, vllm
 from kvxfer.pd.planner.traces._lines import MAX_TRACE_BYTES
-from kvxfer.pd.result import read_bounded
+from kvxfer.whole_file import read_bounded
 
 Form: TypeAlias = Literal["auto", "mooncake", "vllm", "azure"]
 MAX_SECONDS_SCALE = 1e6
