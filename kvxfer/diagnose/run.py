@@ -14,12 +14,7 @@ from kvxfer.diagnose.checks import run_checks
 from kvxfer.diagnose.compare import changes_since
 from kvxfer.diagnose.facts import Facts
 from kvxfer.diagnose.figures import Figures
-from kvxfer.diagnose.inventory import (
-    facts_of,
-    read_folder,
-    read_live,
-    write_folder,
-)
+from kvxfer.diagnose.inventory import facts_of, read_folder, read_live, write_folder
 from kvxfer.diagnose.inventory.perftest_text import nic_figures
 from kvxfer.diagnose.inventory.sources import Sources
 from kvxfer.diagnose.limits import with_limits

@@ -1,16 +1,16 @@
 """What a statement imports."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 
-def modules_after(statement: str, folder: Path) -> set[str]:
-    """Modules that a fresh interpreter has after ``statement`` and had not before."""
+def modules_after(statement: str, folder: Path, *, on_top_of: str = "sys") -> set[str]:
+    """Modules that a fresh interpreter has after ``statement`` and had not before, which are left
+    out where the module ``on_top_of`` has them."""
     code = (
-        f"import sys, json; before = set(sys.modules); {statement}; "
-        "print(json.dumps(sorted(set(sys.modules) - before)))"
+        f"import sys, {on_top_of}; before = set(sys.modules); {statement}; "
+        "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -20,4 +20,4 @@ def modules_after(statement: str, folder: Path) -> set[str]:
         timeout=60,
         check=True,
     )
-    return set(json.loads(done.stdout))
+    return set(done.stdout.split())

@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from imports import modules_after
 
 from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, VerificationError
 from kvxfer.layout import KVLayout
@@ -92,17 +91,7 @@ def benchmarks_of(path: Path) -> list[dict[str, Any]]:
 
 def new_modules(code: str) -> set[str]:
     """Modules that ``code`` loads on top of pytest."""
-    script = f"import sys, pytest\nbefore = set(sys.modules)\n{code}\n"
-    script += "print(*sorted(set(sys.modules) - before))"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=60,
-        cwd="/",
-    )
-    return set(done.stdout.split())
+    return modules_after(code, Path("/"), on_top_of="pytest")
 
 
 def test_it_imports_nothing() -> None:
