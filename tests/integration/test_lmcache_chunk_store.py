@@ -74,6 +74,23 @@ def test_a_chunk_of_a_peer_is_read_over(new_store: MakeStore) -> None:
         assert far.put(*chunk(number))
 
 
+def test_chunks_of_a_peer_are_read_at_once(new_store: MakeStore) -> None:
+    at = free_address()
+    far = new_store(listen=at)
+    near = new_store(num_pages=2, peers=[at])
+    for number in range(3):
+        far.put(*chunk(number))
+    near.bring(["chunk-0", "another", "chunk-2"])
+    for number in (0, 2):
+        name, _, data = chunk(number)
+        np.testing.assert_array_equal(content(near, name), data)
+    assert near.pin("chunk-2")
+    near.bring(["chunk-0", "chunk-1", "chunk-2"])  # one page is left for it
+    assert ("chunk-0" in near, "chunk-1" in near) == (False, True)
+    for number in range(100, 100 + NUM_PAGES):
+        assert far.put(*chunk(number))  # nothing stays held over there
+
+
 def test_a_copy_is_written_to_a_peer(new_store: MakeStore) -> None:
     at = free_address()
     far = new_store(listen=at)
@@ -81,6 +98,38 @@ def test_a_copy_is_written_to_a_peer(new_store: MakeStore) -> None:
     name, form, data = chunk(3, 1000)
     near.put(name, form, data)
     np.testing.assert_array_equal(content(far, name), data)
+
+
+def test_a_chunk_is_given_to_a_peer_and_not_kept(new_store: MakeStore) -> None:
+    at = free_address()
+    dropped: list[str] = []
+    far = new_store(num_pages=1, listen=at)
+    near = new_store(num_pages=1, peers=[at], on_drop=dropped.append)
+    name, form, data = chunk(3, 1000)
+    assert near.give(name, form, data)
+    assert near.give(name, form, data)  # it is there
+    assert name not in near
+    assert dropped == []  # it never was here
+    np.testing.assert_array_equal(content(far, name), data)
+    assert near.is_near(name)
+    np.testing.assert_array_equal(content(near, name), data)
+    with pytest.raises(InvalidUsage, match="a page of this store has 4096"):
+        near.give("large", Form(PAGE_BYTES + 1, [], "uint8", 4), data)
+
+
+def test_a_chunk_that_no_peer_takes_is_not_given(new_store: MakeStore) -> None:
+    at = free_address()
+    far = new_store(num_pages=1, listen=at)
+    near = new_store(num_pages=1, peers=[at])
+    far.put(*chunk(1))
+    assert far.pin("chunk-1")
+    assert not near.give(*chunk(2))
+    far.close()
+    assert not near.give(*chunk(2))
+    assert near.put(*chunk(2))  # its page is free again
+    assert near.pin("chunk-2")
+    assert not near.give(*chunk(3))
+    assert not new_store().give(*chunk(3))  # it has no peers
 
 
 def test_a_peer_that_is_gone_is_no_error_and_one_that_returns_is_met(new_store: MakeStore) -> None:
