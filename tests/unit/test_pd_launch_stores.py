@@ -77,7 +77,7 @@ def test_lmcache_and_its_engine_name_the_same_port() -> None:
     store, engine = programs("a=aggregated,reuse=lmcache")
     assert store is not None
     words = list(store.words)
-    assert words[1:4] == ["-m", "lmcache.cli.main", "server"]
+    assert words[1:3] == ["-m", "lmcache.v1.multiprocess.http_server"]
     assert [words[words.index(name) + 1] for name in ("--host", "--port")] == ["127.0.0.1", "7501"]
     assert words[words.index("--http-port") + 1] == "7502"
     assert (store.url, store.health) == ("http://127.0.0.1:7502", "/healthcheck")

@@ -27,6 +27,7 @@ TIMINGS: Final = "timings.jsonl"
 LMCACHE_CHUNK_TOKENS: Final = 256
 _MOONCAKE_FILE: Final = "mooncake.json"
 _TIMED: Final = "kvxfer.connectors.vllm.timed"
+_LMCACHE_SERVER: Final = "lmcache.v1.multiprocess.http_server"
 _LMCACHE_CONNECTOR: Final = "lmcache.integration.vllm.lmcache_mp_connector:LMCacheMPConnector"
 # What Mooncake's packages ask of a machine, also over TCP; the last one where they are for CUDA.
 _LIBRARIES: Final = {
@@ -155,12 +156,8 @@ def _lmcache_words(ports: Ports, is_cpu: bool) -> list[str]:
         "--eviction-policy": "LRU",
         "--supported-transfer-mode": "auto",
     }
-    return [
-        "-m",
-        "lmcache.cli.main",
-        "server",
-        *(word for pair in options.items() for word in pair),
-    ]
+    # Not by its command line's module, which does nothing when it is run in 0.5.2.
+    return ["-m", _LMCACHE_SERVER, *(word for pair in options.items() for word in pair)]
 
 
 def _lmcache_engine(ports: Ports, is_cpu: bool) -> Wiring:
