@@ -143,10 +143,20 @@ def test_what_was_not_sent_whole_is_left_out(path: Path) -> None:
     made.computes([5, 2], 0, 4, 8)
     made.digests.sent(["p"])
     made.begins()
-    made.computes([5, 2], 0, 8, 8)
+    made.computes([5, 2], 0, 4, 8)
     made.digests.begin_step(StepPlan(cancelled=["p"]))
     made.digests.sent(["p", "unknown"])
     assert lines(path) == []
+
+
+def test_one_that_is_cancelled_when_all_has_left_counts(path: Path) -> None:
+    made = worker(path)
+    made.begins()
+    made.computes([5, 2], 0, 8, 8)
+    made.digests.begin_step(StepPlan(cancelled=["p"]))
+    made.digests.sent(["p"])
+    (line,) = lines(path)
+    assert places(line) == [[0, 1]]
 
 
 def test_of_a_preempted_request_the_last_attempt_counts(path: Path) -> None:

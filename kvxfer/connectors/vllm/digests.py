@@ -135,7 +135,9 @@ class Digests:
                 found.add(part.tables, size)
                 found.is_whole = part.is_last
         for request_id in plan.cancelled:
-            self._outgoing.pop(request_id, None)
+            found = self._outgoing.get(request_id)
+            if found is not None and not found.is_whole:  # else its end may only have come late
+                del self._outgoing[request_id]
         for placement in plan.placements:
             if placement.awaited:
                 made = _Request(placement.transfer_id, placement.num_tokens)
