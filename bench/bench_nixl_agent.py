@@ -1,8 +1,10 @@
 """NIXL's agent against the accelerated one: what a post costs, and how fast the bytes go.
 
-The far agent has a process of its own; its pages are private host memory. Each round prepares a
-transfer of shuffled descriptors, posts it and polls it to its end; `post_us` is the first two. In
-the end all pages are read back from the far side and compared.
+The far agent has a process of its own; its pages are private host memory, or on the second GPU
+those of the near one being on the first. Each round prepares a transfer of shuffled descriptors,
+posts it and polls it to its end; `post_us` is the first two. In the end all pages are read back
+from the far side and compared. Between GPUs `of_limit` is the rate over that of one contiguous
+copy of as many bytes, measured in the same process (needs torch).
 """
 
 import json
@@ -12,7 +14,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -20,21 +23,77 @@ import pytest
 NUM_DESCRIPTORS = 32768
 ROUNDS = 9
 DEADLINE_S = 60.0
+_COPIES: Final = 5
 
 
-def make_agent(kind: str, name: str) -> Any:
-    """A stock or an accelerated agent."""
+@dataclass(frozen=True)
+class Pages:
+    """All pages of one side, uint8 ``[n, page_bytes]``: an array of the host or a torch tensor."""
+
+    values: Any
+    address: int
+    segment: str
+    device: int
+
+    @classmethod
+    def make(cls, page_bytes: int, segment: str, device: int) -> "Pages":
+        """Zeros; ``device`` counts GPUs, and is 0 for host memory."""
+        shape = (NUM_DESCRIPTORS, page_bytes)
+        if segment == "DRAM":
+            values = np.zeros(shape, np.uint8)
+            return cls(values, values.ctypes.data, segment, 0)
+        import torch
+
+        torch.cuda.set_device(device)  # UCX takes the GPU's context of the thread
+        tensor = torch.zeros(shape, dtype=torch.uint8, device=f"cuda:{device}")
+        torch.cuda.synchronize()
+        return cls(tensor, tensor.data_ptr(), segment, device)
+
+    def write(self, content: Any) -> None:
+        """Take the content of an array of the host, or 0."""
+        if self.segment == "VRAM" and not isinstance(content, int):
+            import torch
+
+            content = torch.from_numpy(content)
+        self.values[:] = content
+        self._settle()
+
+    def read(self) -> Any:
+        """The content as an array of the host."""
+        return self.values if self.segment == "DRAM" else self.values.cpu().numpy()
+
+    def _settle(self) -> None:
+        if self.segment == "VRAM":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def rows(self) -> Any:
+        """Descriptors of all pages, uint64 ``[n, 3]``: address, bytes, device."""
+        page_bytes = self.values.shape[1]
+        found = np.zeros((NUM_DESCRIPTORS, 3), np.uint64)
+        offsets = np.arange(NUM_DESCRIPTORS, dtype=np.uint64) * np.uint64(page_bytes)
+        found[:, 0] = np.uint64(self.address) + offsets
+        found[:, 1], found[:, 2] = page_bytes, self.device
+        return found
+
+
+def make_agent(kind: str, name: str, pages: Pages) -> Any:
+    """A stock or an accelerated agent that has its pages registered."""
     from kvxfer.connectors.nixl_agent import AcceleratedAgent
 
-    return (AcceleratedAgent if kind == "accelerated" else AcceleratedAgent.__mro__[1])(name)
+    agent = (AcceleratedAgent if kind == "accelerated" else AcceleratedAgent.__mro__[1])(name)
+    whole = (pages.address, pages.values.shape[0] * pages.values.shape[1], pages.device, "")
+    agent.register_memory([whole], pages.segment)
+    return agent
 
 
-def serve(kind: str, page_bytes: int) -> None:
+def serve(kind: str, segment: str, page_bytes: int) -> None:
     """The far side: says how it is reached, and stays until its input ends."""
-    pages = np.zeros((NUM_DESCRIPTORS, page_bytes), np.uint8)
-    agent = make_agent(kind, "far")
-    agent.register_memory([(pages.ctypes.data, pages.nbytes, 0, "")], "DRAM")
-    facts = {"metadata": agent.get_agent_metadata().hex(), "address": pages.ctypes.data}
+    pages = Pages.make(page_bytes, segment, device=1)
+    agent = make_agent(kind, "far", pages)
+    rows = pages.rows().tolist()
+    facts = {"metadata": agent.get_agent_metadata().hex(), "first": rows[0]}
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
@@ -43,20 +102,23 @@ def serve(kind: str, page_bytes: int) -> None:
 class Near:
     """The side that starts transfers, with all pages of both prepared."""
 
-    def __init__(self, kind: str, page_bytes: int, far: Any) -> None:
+    def __init__(self, kind: str, segment: str, page_bytes: int, far: Any) -> None:
         rng = np.random.default_rng(0)
         self.content = rng.integers(0, 256, (NUM_DESCRIPTORS, page_bytes), np.uint8)
-        self.pages = self.content.copy()
-        self.agent = make_agent(kind, "near")
-        self.agent.register_memory([(self.pages.ctypes.data, self.pages.nbytes, 0, "")], "DRAM")
+        self.pages = Pages.make(page_bytes, segment, device=0)
+        self.pages.write(self.content)
+        self.agent = make_agent(kind, "near", self.pages)
         name = self.agent.add_remote_agent(bytes.fromhex(far["metadata"])).decode()
-        ends = (("NIXL_INIT_AGENT", self.pages.ctypes.data), (name, far["address"]))
+        address, _, device = far["first"]
+        remote = Pages(self.pages.values, address, segment, device)
         self.lists = [
-            self.agent.prep_xfer_dlist(owner, rows(address, page_bytes), "DRAM")
-            for owner, address in ends
+            self.agent.prep_xfer_dlist(owner, pages.rows(), segment)
+            for owner, pages in (("NIXL_INIT_AGENT", self.pages), (name, remote))
         ]
         self.order = [rng.permutation(NUM_DESCRIPTORS).astype(np.int32) for _ in range(2)]
         self.post_us: list[float] = []
+        # On the host the copying threads need the cores; a GPU needs none.
+        self._pause_s = 50e-6 if segment == "DRAM" else 0.0
 
     def move(self, op: str) -> None:
         """One transfer, from its preparation to its end."""
@@ -68,48 +130,65 @@ class Near:
         self.post_us.append((time.perf_counter() - began) * 1e6)
         while state == "PROC":
             assert time.perf_counter() < began + DEADLINE_S, "the transfer hangs"
-            time.sleep(50e-6)  # as an engine that does other things would poll, or less often
+            time.sleep(self._pause_s)
             state = self.agent.check_xfer_state(handle)
         assert state == "DONE"
         self.agent.release_xfer_handle(handle)
 
     def num_wrong(self) -> int:
         """Pages that the far side does not hold, or does not give back."""
-        self.pages[:] = 0
+        self.pages.write(0)
         self.move("READ")
-        return int((self.pages != self.content).any(axis=1).sum())
+        return int((self.pages.read() != self.content).any(axis=1).sum())
 
 
 @contextmanager
-def near_of(kind: str, page_bytes: int) -> Iterator[Near]:
+def near_of(kind: str, segment: str, page_bytes: int) -> Iterator[Near]:
     """This side, with a far one in a child."""
-    words = [sys.executable, __file__, kind, str(page_bytes)]
+    words = [sys.executable, __file__, kind, segment, str(page_bytes)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdin is not None
         try:
-            yield Near(kind, page_bytes, json.loads(child.stdout.readline()))
+            yield Near(kind, segment, page_bytes, json.loads(child.stdout.readline()))
         finally:
             child.stdin.close()
             child.wait(DEADLINE_S)
 
 
-def rows(address: int, page_bytes: int) -> Any:
-    """Descriptors of all pages, uint64 ``[n, 3]``: address, bytes, device."""
-    found = np.zeros((NUM_DESCRIPTORS, 3), np.uint64)
-    offsets = np.arange(NUM_DESCRIPTORS, dtype=np.uint64) * np.uint64(page_bytes)
-    found[:, 0] = np.uint64(address) + offsets
-    found[:, 1] = page_bytes
-    return found
+def contiguous_gb_per_s(num_bytes: int) -> float:
+    """One copy from the first GPU to the second, the median of some."""
+    import torch
+
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda:0")
+    destination = torch.empty(num_bytes, dtype=torch.uint8, device="cuda:1")
+    rates = []
+    for _ in range(_COPIES + 1):  # the first one makes the GPUs peers
+        torch.cuda.synchronize(0)
+        began = time.perf_counter()
+        destination.copy_(source)
+        for device in (0, 1):
+            torch.cuda.synchronize(device)
+        rates.append(num_bytes / (time.perf_counter() - began) / 1e9)
+    return statistics.median(rates[1:])
 
 
-@pytest.mark.benchmark(group="NIXL's agent, 32768 descriptors of private host memory")
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-@pytest.mark.parametrize("page_bytes", [4096])
-@pytest.mark.parametrize("kind", ["stock", "accelerated"])
-def test_nixl_agent(benchmark: Any, kind: str, page_bytes: int, op: str) -> None:
+def require(segment: str) -> None:
+    """Skip where NIXL or the GPUs are missing."""
+    if segment == "VRAM":
+        torch = pytest.importorskip("torch", reason="memory of GPUs is torch's here")
+        if torch.cuda.device_count() < 2:
+            pytest.skip("needs two GPUs")
     pytest.importorskip("nixl_cu13", reason="NIXL is not installed; pip install nixl-cu13")
-    with near_of(kind, page_bytes) as near:
+
+
+@pytest.mark.benchmark(group="NIXL's agent, 32768 descriptors")
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+@pytest.mark.parametrize(("segment", "page_bytes"), [("DRAM", 4096), ("VRAM", 32768)])
+@pytest.mark.parametrize("kind", ["stock", "accelerated"])
+def test_nixl_agent(benchmark: Any, kind: str, segment: str, page_bytes: int, op: str) -> None:
+    require(segment)
+    with near_of(kind, segment, page_bytes) as near:
         near.move("WRITE")  # connects, and gives READ something to read
         near.post_us.clear()
         benchmark.pedantic(near.move, args=(op,), rounds=ROUNDS, warmup_rounds=1)
@@ -117,9 +196,11 @@ def test_nixl_agent(benchmark: Any, kind: str, page_bytes: int, op: str) -> None
         assert near.num_wrong() == 0
     benchmark.extra_info["post_us"] = post_us
     if benchmark.stats:
-        median_s = benchmark.stats.stats.median
-        benchmark.extra_info["gb_per_s"] = near.content.nbytes / median_s / 1e9
+        gb_per_s = near.content.nbytes / benchmark.stats.stats.median / 1e9
+        benchmark.extra_info["gb_per_s"] = gb_per_s
+        if segment == "VRAM":
+            benchmark.extra_info["of_limit"] = gb_per_s / contiguous_gb_per_s(near.content.nbytes)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))

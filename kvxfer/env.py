@@ -51,3 +51,10 @@ def timings_file() -> Path | None:
     """``KVXFER_TIMINGS``: where timed connectors write what happened when; None where not set."""
     named = os.environ.get("KVXFER_TIMINGS")
     return Path(named) if named else None
+
+
+def digests_file() -> Path | None:
+    """``KVXFER_DIGESTS``: where vLLM's workers write digests of KV that is handed over; None where
+    not set."""
+    named = os.environ.get("KVXFER_DIGESTS")
+    return Path(named) if named else None

@@ -70,6 +70,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "sweep/compute.py",
         "connectors/vllm/connector.py",
         "connectors/vllm/cpu_event.py",
+        "connectors/vllm/page_sums.py",
         "connectors/lmcache",
     ),
     "cupy": ("sweep/compute.py",),

@@ -35,6 +35,7 @@ class Effort:
     Attributes:
         area_bytes: of each of a GPU's two areas of memory.
         host_bytes: of a copy on CPUs, or between host and GPU.
+        num_queued, num_host_queued: copies of a round behind each other, as `Task` has them.
         rounds: timed for each figure.
         budget_s: after so many seconds nothing new is begun.
         nic_budget_s: likewise, of the NICs after that; 0 = they are left out.
@@ -42,18 +43,41 @@ class Effort:
 
     area_bytes: int
     host_bytes: int
+    num_queued: int
+    num_host_queued: int
     rounds: int
     budget_s: float
     nic_budget_s: float
 
 
 FULL = Effort(
-    area_bytes=256 * _MIB, host_bytes=128 * _MIB, rounds=5, budget_s=40.0, nic_budget_s=15.0
+    area_bytes=256 * _MIB,
+    host_bytes=128 * _MIB,
+    num_queued=8,
+    num_host_queued=2,
+    rounds=5,
+    budget_s=40.0,
+    nic_budget_s=15.0,
 )
-QUICK = Effort(area_bytes=64 * _MIB, host_bytes=32 * _MIB, rounds=2, budget_s=6.0, nic_budget_s=0.0)
+# Less memory and fewer rounds; a round is as long, or the same limits could not hold for it.
+QUICK = Effort(
+    area_bytes=64 * _MIB,
+    host_bytes=32 * _MIB,
+    num_queued=32,
+    num_host_queued=8,
+    rounds=2,
+    budget_s=6.0,
+    nic_budget_s=0.0,
+)
 # Beside a live workload: 32 MiB of a GPU's memory, and a millisecond of its links now and then.
 GENTLE = Effort(
-    area_bytes=16 * _MIB, host_bytes=16 * _MIB, rounds=2, budget_s=30.0, nic_budget_s=10.0
+    area_bytes=16 * _MIB,
+    host_bytes=16 * _MIB,
+    num_queued=8,
+    num_host_queued=1,
+    rounds=2,
+    budget_s=30.0,
+    nic_budget_s=10.0,
 )
 
 
@@ -154,6 +178,8 @@ def _task(facts: Facts, effort: Effort) -> Task:
         numa_cpus=_numa_cpus(facts),
         area_bytes=effort.area_bytes,
         host_bytes=effort.host_bytes,
+        num_queued=effort.num_queued,
+        num_host_queued=effort.num_host_queued,
         rounds=effort.rounds,
         budget_s=effort.budget_s,
         num_threads=default_num_threads(),

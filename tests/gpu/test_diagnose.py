@@ -19,7 +19,7 @@ AREA_BYTES = 64 * PAGE_BYTES
 
 @pytest.fixture(scope="module")
 def node() -> CudaNode:
-    return CudaNode({0: 0}, AREA_BYTES)
+    return CudaNode({0: 0}, AREA_BYTES, num_queued=2)
 
 
 @pytest.mark.parametrize("kind", [ENGINE, KERNEL, PAGED])

@@ -23,10 +23,10 @@ def send(*arguments: str) -> str:
 @pytest.mark.parametrize(("kind", "slots"), [(UCX, "pinned host slots"), (NIXL, "slots")])
 def test_a_network_moves_the_memory_of_gpus(kind: Kind, slots: str) -> None:
     require_available(kind)
-    assert slots in send("--transport", kind.name, "--device", "0")
+    assert slots in send("--transport", kind.transport, "--device", "0")
 
 
 @pytest.mark.parametrize("kind", [UCX, NIXL])
 def test_a_network_moves_host_memory_where_no_gpu_is_named(kind: Kind) -> None:
     require_available(kind)
-    assert "slots" not in send("--transport", kind.name)
+    assert "slots" not in send("--transport", kind.transport)

@@ -168,10 +168,13 @@ class ChildProcess(RemotePeer):
         self.close()
 
     def _send(self, name: str, args: dict[str, Any]) -> None:
-        # Short enough for the pipe's buffer, so that a child which hangs cannot block this side.
-        line = json.dumps({"call": name, "args": args}).encode() + b"\n"
-        assert len(line) < select.PIPE_BUF, f"{len(line)} bytes of arguments"
-        self._input.write(line)
+        left = json.dumps({"call": name, "args": args}).encode() + b"\n"
+        end_s = time.monotonic() + DEADLINE_S
+        while left:  # a child that hangs takes no more than fits into the pipe
+            wait_s = max(0.0, end_s - time.monotonic())
+            _, writable, _ = select.select([], [self._input], [], wait_s)
+            assert writable, f"{name}: the child does not take its {len(left)} bytes"
+            left = left[os.write(self._input.fileno(), left[: select.PIPE_BUF]) :]
 
     def _result(self) -> Any:
         answer = self._read()

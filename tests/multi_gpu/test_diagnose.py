@@ -16,7 +16,7 @@ AREA_BYTES = 64 * PAGE_BYTES
 @pytest.mark.parametrize("kind", [ENGINE, KERNEL, PAGED])
 @pytest.mark.parametrize("run_by", [0, 1])
 def test_a_copy_between_gpus_by_either(kind: str, run_by: int) -> None:
-    node = CudaNode({0: 0, 1: 1}, AREA_BYTES)
+    node = CudaNode({0: 0, 1: 1}, AREA_BYTES, num_queued=2)
     copies = [
         Copy(src=src, dst=dst, run_by=run_by, kind=kind, num_pages=48, first_dst_page=8)
         for src, dst in ((0, 1), (1, 0))
@@ -29,7 +29,7 @@ def test_a_copy_between_gpus_by_either(kind: str, run_by: int) -> None:
 
 
 def test_reads_of_the_other_gpu_are_right() -> None:
-    node = CudaNode({0: 0, 1: 1}, AREA_BYTES)
+    node = CudaNode({0: 0, 1: 1}, AREA_BYTES, num_queued=2)
     for src, dst in ((0, 1), (1, 0)):
         assert node.read_latency(src, dst)[1].num_words == 0
 

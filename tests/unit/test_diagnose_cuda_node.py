@@ -82,7 +82,7 @@ def core(**changed: object) -> SimpleNamespace:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> CudaNode:
     monkeypatch.setattr(cuda_node, "_core", core())
-    return CudaNode({3: 0, 5: 1, 7: 2}, AREA_BYTES)  # NVML's numbers are not CUDA's
+    return CudaNode({3: 0, 5: 1, 7: 2}, AREA_BYTES, num_queued=2)  # NVML's numbers are not CUDA's
 
 
 @pytest.mark.parametrize("kind", [ENGINE, KERNEL, PAGED])
@@ -151,7 +151,7 @@ def test_the_ring_is_read_to_its_known_end(node: CudaNode, monkeypatch: pytest.M
 
 def test_kernels_stay_away_from_what_they_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_node, "_core", core(can_access_peer=lambda one, other: False))
-    node = CudaNode({0: 0, 1: 1}, AREA_BYTES)
+    node = CudaNode({0: 0, 1: 1}, AREA_BYTES, num_queued=2)
     node.run([Copy(src=0, dst=1, run_by=0, kind=ENGINE, num_pages=4)])  # through the host
     for kind in (KERNEL, PAGED):
         with pytest.raises(NotAvailable, match="GPU 1 has no peer access to GPU 0"):

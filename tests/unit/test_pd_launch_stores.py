@@ -78,7 +78,7 @@ def test_mooncake_and_its_engine_name_the_same_ports(
 
 def test_lmcache_and_its_engine_name_the_same_port() -> None:
     (store,), engine = programs("a=aggregated,reuse=lmcache")
-    assert store.words[1:4] == ("-m", "lmcache.cli.main", "server")
+    assert store.words[1:3] == ("-m", "lmcache.v1.multiprocess.http_server")
     assert [option(store, name) for name in ("--host", "--port")] == ["127.0.0.1", "7501"]
     assert option(store, "--http-port") == "7502"
     assert "--l2-adapter" not in store.words

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from kvxfer.connectors.vllm.cache_map import CacheMap
 from kvxfer.connectors.vllm.config import ConnectorConfig
 from kvxfer.connectors.vllm.counters import Counters
+from kvxfer.connectors.vllm.digests import Digests
 from kvxfer.connectors.vllm.receive_side import Ended, ReceiveSide
 from kvxfer.connectors.vllm.send_side import SendSide
 from kvxfer.connectors.vllm.step import StepPlan
@@ -50,6 +51,7 @@ class WorkerSide:
         self._layer_of = caches.layer_of
         self._layerwise = config.sends_layerwise
         self._cache = KVCache(caches.layout, caches.arrays, rank=caches.rank)
+        self._digests = Digests.wanted(caches, self._cache.shard)
         pages = caches.pages
         self._receive: ReceiveSide | None = None
         self._send: SendSide | None = None
@@ -95,6 +97,8 @@ class WorkerSide:
 
     def begin_step(self, plan: StepPlan) -> None:
         """Take up what the scheduler says, before the step runs."""
+        if self._digests is not None:
+            self._digests.begin_step(plan)
         if self._receive is not None:
             self._receive.begin_step(plan)
         if self._send is not None:
@@ -113,15 +117,21 @@ class WorkerSide:
 
     def take_sent(self, ended_in_engine: Iterable[str]) -> set[str]:
         """Requests that vLLM has ended and whose blocks nobody reads any more."""
-        return set() if self._send is None else self._send.take_ended(ended_in_engine)
+        sent = set() if self._send is None else self._send.take_ended(ended_in_engine)
+        if self._digests is not None:
+            self._digests.sent(sent)
+        return sent
 
     def take_received(self) -> list[Ended]:
         """Requests whose wait for KV is over."""
-        return [] if self._receive is None else self._receive.take_ended()
+        received = [] if self._receive is None else self._receive.take_ended()
+        if self._digests is not None:
+            self._digests.received(received)
+        return received
 
     def close(self) -> None:
         """Fail what is open, and let go of the caches; bounded, and repeatable."""
-        for one in (self._sender, self._receiver, self._cache):
+        for one in (self._sender, self._receiver, self._digests, self._cache):
             if one is not None:
                 one.close()
 

@@ -20,9 +20,6 @@ from kvxfer.transport.host_copy import plan_tables
 _COPY_S = 20.0
 _BULK_MAJOR = 9  # the compute capability of the first GPUs with bulk-asynchronous copies
 _ALL_SMS = 0
-# Copies of a round that are queued behind each other: starting one and learning of its end take as
-# long as a tenth of 256 MiB over NVLink.
-_NUM_QUEUED = 8
 _SLOT = 0
 # A ring that no cache of the reader's keeps: each line is read once.
 _RING_SLOTS = 8192
@@ -83,18 +80,19 @@ class GpuMemory:
 class CudaNode:
     """GPUs that NVML numbers, with peer access wherever CUDA grants it."""
 
-    def __init__(self, devices: Mapping[int, int], area_bytes: int) -> None:
+    def __init__(self, devices: Mapping[int, int], area_bytes: int, num_queued: int) -> None:
         """Allocate the areas and open peer access.
 
         Args:
             devices: NVML index -> CUDA index.
             area_bytes: of each area, a multiple of :data:`PAGE_BYTES`.
+            num_queued: times that :meth:`run` runs each copy.
 
         Raises:
             CudaError: a GPU has too little memory, or refuses.
         """
         self.area_bytes = area_bytes
-        self.num_queued = _NUM_QUEUED
+        self.num_queued = num_queued
         self.gpus = tuple(devices)
         self.memory = {gpu: GpuMemory(device, area_bytes) for gpu, device in devices.items()}
         self._peers: set[tuple[int, int]] = set()
@@ -128,14 +126,13 @@ class CudaNode:
         plans = [self._plan(copy) for copy in copies]
         if len(copies) == 1:
             start = time.perf_counter()
-            self.memory[copies[0].run_by].copy(plans[0], copies[0].kind, times=_NUM_QUEUED)
-            return (time.perf_counter() - start) / _NUM_QUEUED
-        return _run_together(
-            [
-                (self.memory[copy.run_by], plan, copy.kind)
-                for copy, plan in zip(copies, plans, strict=True)
-            ]
-        )
+            self.memory[copies[0].run_by].copy(plans[0], copies[0].kind, times=self.num_queued)
+            return (time.perf_counter() - start) / self.num_queued
+        queued = [
+            (self.memory[copy.run_by], plan, copy.kind)
+            for copy, plan in zip(copies, plans, strict=True)
+        ]
+        return _run_together(queued, self.num_queued) / self.num_queued
 
     def check(self, copy: Copy, seed: int) -> Wrong:
         """Compare with a kernel of the destination."""
@@ -185,8 +182,8 @@ def _ring() -> tuple[NDArray[np.uint64], int]:
     return ring, int(order[_RING_HOPS])
 
 
-def _run_together(copies: Sequence[tuple[GpuMemory, CopyPlan, str]]) -> float:
-    """Seconds of one time, from when all threads are ready; a GPU's copies run in their order."""
+def _run_together(copies: Sequence[tuple[GpuMemory, CopyPlan, str]], times: int) -> float:
+    """Seconds from when all threads are ready; a GPU's copies run in their order."""
     queues: dict[int, list[tuple[GpuMemory, CopyPlan, str]]] = {}
     for copy in copies:
         queues.setdefault(copy[0].device, []).append(copy)
@@ -199,7 +196,7 @@ def _run_together(copies: Sequence[tuple[GpuMemory, CopyPlan, str]]) -> float:
         starts.append(time.perf_counter())
         try:
             for memory, plan, kind in queue:
-                memory.copy(plan, kind, times=_NUM_QUEUED)
+                memory.copy(plan, kind, times=times)
         except KvxferError as error:
             errors.append(error)
 
@@ -211,4 +208,4 @@ def _run_together(copies: Sequence[tuple[GpuMemory, CopyPlan, str]]) -> float:
     end = time.perf_counter()
     if errors:
         raise errors[0]
-    return (end - min(starts)) / _NUM_QUEUED
+    return end - min(starts)

@@ -19,6 +19,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         nic: an RDMA device, which is measured instead of all else; empty = none.
         area_bytes: of each of a GPU's two areas.
         host_bytes: of a copy between processes, or between host and GPU.
+        num_queued: copies of a round between GPUs, behind each other: starting one and learning of
+            its end take as long as a tenth of 256 MiB over NVLink.
+        num_host_queued: likewise of one between host and GPU.
         rounds: timed for each figure.
         budget_s: after so many seconds nothing new is begun.
         num_threads: of copies on CPUs.
@@ -30,6 +33,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     nic: str = ""
     area_bytes: int
     host_bytes: int
+    num_queued: int = 1
+    num_host_queued: int = 1
     rounds: int
     budget_s: float
     num_threads: int

@@ -93,7 +93,7 @@ def _measure_kind(
             schedule.emit(Skipped("host and GPUs", f"memory cannot be page-locked: {error}"))
             return
     for gpu, one in memory.items():
-        _measure_gpu(kind, numa, area, gpu, one, schedule)
+        _measure_gpu(kind, numa, area, gpu, one, schedule, task.num_host_queued)
         link = read_pcie(task.pcis[gpu]) if gpu in task.pcis else None
         if kind == PINNED and link is not None:
             schedule.emit(BusyPcie(gpu, link))
@@ -101,14 +101,21 @@ def _measure_kind(
 
 
 def _measure_gpu(
-    kind: str, numa: int, area: HostArea, gpu: int, memory: GpuMemory, schedule: Schedule
+    kind: str,
+    numa: int,
+    area: HostArea,
+    gpu: int,
+    memory: GpuMemory,
+    schedule: Schedule,
+    times: int,
 ) -> None:
     pages = np.arange(area.num_bytes // PAGE_BYTES, dtype=np.int64)
 
     def to_gpu() -> tuple[int, float, Wrong]:
         seed = schedule.next_seed()
         area.fill(seed)
-        seconds = _timed(memory, area.address, memory.destination_address, area.num_bytes)
+        plan = CopyPlan.contiguous(area.address, memory.destination_address, area.num_bytes)
+        seconds = _timed(memory, plan, times)
         tables = pattern_of(
             memory.destination_address, pages, pages, source=_HOST_SOURCE, page_bytes=PAGE_BYTES
         )
@@ -120,15 +127,16 @@ def _measure_gpu(
         seed = schedule.next_seed()
         tables = pattern_of(memory.source_address, pages, pages, source=gpu, page_bytes=PAGE_BYTES)
         _core.pattern_fill_device(memory.device, tables, seed)
-        seconds = _timed(memory, memory.source_address, area.address, area.num_bytes)
+        plan = CopyPlan.contiguous(memory.source_address, area.address, area.num_bytes)
+        seconds = _timed(memory, plan, times)
         return area.num_bytes, seconds, area.check(gpu, seed)
 
     schedule.measure((kind, numa_name(numa), gpu_name(gpu)), to_gpu)
     schedule.measure((kind, gpu_name(gpu), numa_name(numa)), from_gpu)
 
 
-def _timed(memory: GpuMemory, src: int, dst: int, num_bytes: int) -> float:
-    plan = CopyPlan.contiguous(src, dst, num_bytes)
+def _timed(memory: GpuMemory, plan: CopyPlan, times: int) -> float:
+    """Seconds of one time."""
     start = time.perf_counter()
-    memory.copy(plan, ENGINE)
-    return time.perf_counter() - start
+    memory.copy(plan, ENGINE, times=times)
+    return (time.perf_counter() - start) / times

@@ -58,7 +58,7 @@ def run_task(task: Task, emit: Callable[[Event], None]) -> None:
 
 
 def _measure_gpus(task: Task, schedule: Schedule) -> None:
-    node = CudaNode(task.devices, task.area_bytes)
+    node = CudaNode(task.devices, task.area_bytes, task.num_queued)
     measure_pairs(node, schedule)
     measure_crowds(node, schedule)
     measure_host_device(node.memory, task, schedule)

@@ -29,6 +29,7 @@ TIMINGS: Final = "timings.jsonl"
 LMCACHE_CHUNK_TOKENS: Final = 256
 _MOONCAKE_FILE: Final = "mooncake.json"
 _TIMED: Final = "kvxfer.connectors.vllm.timed"
+_LMCACHE_SERVER: Final = "lmcache.v1.multiprocess.http_server"
 _LMCACHE_CONNECTOR: Final = "lmcache.integration.vllm.lmcache_mp_connector:LMCacheMPConnector"
 # What Mooncake's packages ask of a machine, also over TCP; the last one where they are for CUDA.
 _LIBRARIES: Final = {
@@ -192,13 +193,9 @@ def _lmcache_server(requests: int, http: int, l1_gib: str, *more: str) -> list[s
         "--eviction-policy": "LRU",
         "--supported-transfer-mode": "auto",
     }
-    return [
-        "-m",
-        "lmcache.cli.main",
-        "server",
-        *(word for pair in options.items() for word in pair),
-        *more,
-    ]
+    # Not by its command line's module, which does nothing when it is run in 0.5.2.
+    pairs = (word for pair in options.items() for word in pair)
+    return ["-m", _LMCACHE_SERVER, *pairs, *more]
 
 
 def _lmcache_engine(ports: StorePorts, is_cpu: bool) -> Wiring:

@@ -3,8 +3,9 @@
 import hashlib
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ class Agent:
         # UCX offers no path to a GPU's memory to a thread that has no context of it.
         self._context = None if device < 0 else _core.DeviceContext(device)
         self._boxes: dict[bytes, Mailbox] = {}
-        self._known: dict[str, set[bytes]] = {}
+        self._known: dict[str, dict[bytes, bytes]] = {}  # metadata by its digest
+        self._num_links: Counter[str] = Counter()
         self._memory: dict[Range, tuple[Any, int]] = {}
         config = api.nixl_agent_config(enable_prog_thread=False, backends=[])
         with self._entered():
@@ -147,11 +149,50 @@ class Agent:
             try:
                 found = self._agent.add_remote_agent(metadata)
             except Exception as error:
-                raise ProtocolMismatch(f"NIXL does not take a peer's metadata: {error}") from error
+                if name not in self._known or self._num_links[name] > 1:
+                    raise ProtocolMismatch(
+                        f"NIXL does not take a peer's metadata: {error}"
+                    ) from error
+                found = self._know_anew(name, metadata)
             found = found.decode() if isinstance(found, bytes) else found
             if found != name:
                 raise ProtocolMismatch(f"metadata of NIXL's agent {found!r} came for {name!r}")
-            self._known.setdefault(name, set()).add(digest)
+            self._known.setdefault(name, {})[digest] = metadata
+
+    def _know_anew(self, name: str, metadata: bytes) -> Any:
+        """Load an agent's metadata that contradicts what is known of it.
+
+        NIXL refuses another registration of memory that it knows, such as what was given back and
+        taken again at the same address, and forgets all of an agent or nothing.
+
+        Raises:
+            ProtocolMismatch: it is refused all the same.
+        """
+        earlier = self._known[name]
+        self.forget(name)
+        try:
+            found = self._agent.add_remote_agent(metadata)
+        except Exception as error:
+            raise ProtocolMismatch(f"NIXL does not take a peer's metadata: {error}") from error
+        kept = self._known.setdefault(name, {})
+        for digest, one in earlier.items():
+            with suppress(Exception):  # what contradicts it is no more
+                self._agent.add_remote_agent(one)
+                kept[digest] = one
+        return found
+
+    @contextmanager
+    def linked(self, name: str) -> Iterator[None]:
+        """While a link to an agent stands: with several, what is known of it may not be dropped."""
+        with self._lock:
+            self._num_links[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_links[name] -= 1
+                if not self._num_links[name]:
+                    del self._num_links[name]
 
     def forget(self, name: str) -> None:
         """Drop an agent that has ended: between two that go on, NIXL would keep sockets."""

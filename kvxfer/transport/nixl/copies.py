@@ -46,6 +46,10 @@ class Copies(ABC):
             TransferTimeout: they did not end in time.
         """
 
+    def rest(self) -> None:
+        """:meth:`drain`, and give back what idling costs; the next copy takes it again."""
+        self.drain()
+
     def close(self) -> None:
         """:meth:`drain`, and give threads or stream back; as often as one likes."""
         self.drain()
@@ -71,9 +75,11 @@ class HostCopies(Copies):
     def drain(self) -> None:
         """None is under way."""
 
-    def close(self) -> None:
+    def rest(self) -> None:
         """End the threads."""
         self._pool = None
+
+    close = rest
 
 
 class DeviceCopies(Copies):

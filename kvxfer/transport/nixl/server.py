@@ -63,13 +63,22 @@ class _Connection:
             self.staging.copies.drain()
         self.busy.clear()
 
+    def leave(self) -> Staging | None:
+        """End it in order; its slots, unless their copies do not end."""
+        try:
+            self.staging.copies.rest()
+        except KvxferError:
+            self.close()
+            return None
+        self._unwatch()
+        return self.staging
+
     def close(self) -> None:
         """Wait for its copies and give everything back."""
-        try:
-            self.staging.close()
-        except KvxferError:
-            _log.exception("the copies of a connection did not end; its slots are kept")
-            ABANDONED.append(self.staging)
+        _close(self.staging)
+        self._unwatch()
+
+    def _unwatch(self) -> None:
         if self.watch is not None:
             self.watch.close()
 
@@ -87,6 +96,9 @@ class Server:
         self._regions: tuple[Range, ...] = ()
         self._kept: list[Buffer] = []
         self._connections: dict[bytes, _Connection] = {}
+        # Of a connection that was left in order. The next one gets them as they are: a peer's NIXL
+        # refuses another registration at an address that it knows.
+        self._spare: Staging | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvxfer-nixl", daemon=True)
         self._thread.start()
@@ -201,6 +213,11 @@ class Server:
                     f"{len(self._connections)} connections have their slots in the memory of GPU "
                     f"{self._device}; one more would pass {_MAX_DEVICE_BYTES} bytes"
                 )
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            if spare.fits(place, shape):
+                return spare
+            _close(spare)
         return Staging(
             self._agent, place, shape, device=self._device, num_threads=self._num_threads
         )
@@ -217,7 +234,7 @@ class Server:
     def _handle(self, connection: _Connection, message: Message) -> None:
         kind = message.kind
         if kind is Kind.LEAVE:
-            self._drop(message.connection)
+            self._leave(message.connection)
             return
         self._require_standing()
         answer = message._replace(body=b"")
@@ -285,6 +302,15 @@ class Server:
             self._drop(key)
         self._agent.forget(name)
 
+    def _leave(self, key: bytes) -> None:
+        # In the middle of a transfer, what the peer has posted may still reach the slots.
+        if self._spare is not None or self._connections[key].number:
+            self._drop(key)
+            return
+        connection = self._connections.pop(key)
+        self._spare = connection.leave()
+        self._board.vacate(connection.slot)
+
     def _drop(self, key: bytes) -> None:
         connection = self._connections.pop(key)
         connection.close()
@@ -299,6 +325,17 @@ class Server:
         for key, one in list(self._connections.items()):
             self._refuse(one.name, Message(key, Kind.FAIL), _closed())
             self._drop(key)
+        if self._spare is not None:
+            _close(self._spare)
+            self._spare = None
+
+
+def _close(staging: Staging) -> None:
+    try:
+        staging.close()
+    except KvxferError:
+        _log.exception("the copies of a connection did not end; its slots are kept")
+        ABANDONED.append(staging)
 
 
 def _closed() -> PeerLost:

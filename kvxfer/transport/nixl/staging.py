@@ -72,7 +72,7 @@ class Staging:
         Raises:
             CudaError, RegistrationError: there is no such memory left.
         """
-        self._agent = agent
+        self._agent, self._place = agent, place
         self.num_slots, self.slot_bytes = shape
         num_bytes = self.num_slots * self.slot_bytes
         self.copies: Copies
@@ -82,6 +82,10 @@ class Staging:
             self.copies = DeviceCopies(device, self.num_slots)
         self._owner, self.memory = _allocate(place, num_bytes, device)
         agent.register(self.memory)
+
+    def fits(self, place: Place, shape: SlotShape) -> bool:
+        """Whether it is what a connection would be given."""
+        return (self._place, self.num_slots, self.slot_bytes) == (place, *shape)
 
     def slot_address(self, slot: int) -> int:
         """Where a slot begins."""

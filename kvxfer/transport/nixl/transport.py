@@ -173,6 +173,7 @@ class NixlTransport(Transport):
                 raise NotAvailable("nixl does not link an endpoint to itself; use loopback")
             found = self._reach(far, device)
             in_place = found.in_device or not found.name
+            undo.enter_context(agent.linked(far.agent))
             for spec in specs:
                 agent.know(spec.agent, spec.metadata)
             section = _section(device)
