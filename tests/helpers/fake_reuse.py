@@ -5,7 +5,7 @@ HTTP server that may misbehave.
 ``mute`` (nor says how much it holds), ``keeps`` (the engine's own prefix cache is not dropped),
 ``forgets`` (no hits), ``wrong`` (answers differ after a hit), ``counts nothing``,
 ``notes nothing``, ``nearer`` (the store beside the engine has it all), ``nowhere`` (no store says
-that it had it).
+that it had it), ``ends`` (a program, once a prompt was sent).
 """
 
 import http.server
@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvxfer.connectors.vllm.timings import Timings
+from kvxfer.errors import PeerLost
 from kvxfer.pd.experiments.kv_reuse.cases import UNIT_TOKENS
 from kvxfer.pd.result import PDSetup, Reuse
 
@@ -60,8 +61,12 @@ class FakeReuse:
             engines=[program],
             store=program if self.has_store else None,
             folder=self._folder,
-            require_alive=lambda: None,
+            require_alive=self._require_alive,
         )
+
+    def _require_alive(self) -> None:
+        if "ends" in self.faults and self.asked:
+            raise PeerLost("far-store ended with status 1")
 
     def page(self, path: str) -> str:
         """What a GET finds."""

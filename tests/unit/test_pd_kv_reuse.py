@@ -9,7 +9,7 @@ import pytest
 from fake_reuse import TOKEN_BYTES, FakeReuse, reuse_setup, serving
 
 from kvxfer.connectors.vllm.timings import Event
-from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, TransferTimeout
+from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, PeerLost, TransferTimeout
 from kvxfer.pd.experiments.kv_reuse import measure
 from kvxfer.pd.experiments.kv_reuse.cases import Sweep, sweep_of
 from kvxfer.pd.experiments.kv_reuse.measure import Asker
@@ -243,6 +243,12 @@ def test_hits_that_are_not_from_the_far_store_are_a_fault(
     assert len(faults) == 2
     assert "2 of 2 prompts had hits that are not from the far store" in faults[0]
     assert text in faults[0]
+
+
+def test_a_store_that_ends_before_it_took_a_prompt_is_told_of(tmp_path: Path) -> None:
+    sweep = Sweep(isl=ISL, osl=4, hits=(512,), count=1)
+    with pytest.raises(PeerLost, match="far-store ended"):
+        ask(tmp_path, "lmcache-far", "holds nothing", "ends", sweep=sweep)
 
 
 def test_answers_that_differ_after_a_hit_are_a_fault(tmp_path: Path) -> None:

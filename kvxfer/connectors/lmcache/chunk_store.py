@@ -114,8 +114,8 @@ class ChunkStore(Closing):
         return page is not None
 
     def give(self, name: str, form: Form, data: Bytes) -> bool:
-        """Write a chunk to a peer and keep none of it here; False where none has it then, or where
-        no page here gives way.
+        """Write a chunk to a peer and keep none of it here; False where that peer does not have it
+        then, and where the chunk is here already or no page gives way for it on its way.
 
         Raises:
             InvalidUsage: more bytes than a page has.
@@ -135,17 +135,9 @@ class ChunkStore(Closing):
         finally:
             self._pages.finish(name, writer, is_filled=False)
 
-    def bring(self, names: Sequence[str]) -> None:
-        """Read chunks that are not here from peers: of each peer all that it has at once."""
-        for far in self._far:
-            missing = [name for name in names if name not in self._pages]
-            if missing:
-                self._fetch(far, missing)
-
     def is_near(self, name: str) -> bool:
         """Whether a chunk is here, read from a peer if need be."""
-        self.bring([name])
-        return name in self._pages
+        return name in self._pages or any(self._fetch(far, [name]) for far in self._far)
 
     def is_anywhere(self, name: str) -> bool:
         """Whether a chunk is here or at a peer; nothing is read."""
@@ -165,6 +157,23 @@ class ChunkStore(Closing):
     def pin(self, name: str) -> bool:
         """Keep a chunk that is here, until as many :meth:`unpin`."""
         return self._pages.hold(name, _PINNED) is not None
+
+    def pin_all(self, names: Sequence[str]) -> tuple[set[str], set[str]]:
+        """Pin the chunks that are here, and those that peers have, of each peer all at once.
+
+        What is found is pinned before more is read, which would else take its pages.
+
+        Returns:
+            Those that were here, and those that were read from peers.
+        """
+        here = {name for name in names if self.pin(name)}
+        came: set[str] = set()
+        for far in self._far:
+            missing = [name for name in names if name not in here and name not in came]
+            if missing:
+                self._fetch(far, missing)
+                came.update(name for name in missing if self.pin(name))
+        return here, came
 
     def unpin(self, name: str) -> bool:
         """Undo one pin; False where there is none."""
@@ -210,7 +219,8 @@ class ChunkStore(Closing):
         finally:
             self._pages.let_go(name, reader)
 
-    def _fetch(self, far: FarStore, names: Sequence[str]) -> None:
+    def _fetch(self, far: FarStore, names: Sequence[str]) -> set[str]:
+        """Read what a peer has of these and is not here; returns what came."""
         writer = next(self._names)
         came: set[str] = set()
         try:
@@ -219,6 +229,7 @@ class ChunkStore(Closing):
             _log.warning("chunks are not fetched: %s", error)
         for name in names:
             self._pages.finish(name, writer, is_filled=name in came)
+        return came
 
     def _has(self, far: FarStore, name: str) -> bool:
         try:

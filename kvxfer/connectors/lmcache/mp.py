@@ -135,8 +135,8 @@ class KvxferL2(L2AdapterInterface):  # type: ignore[misc]
             return self._results.pop(task_id, None)
 
     def report_status(self) -> dict[str, Any]:
-        """For LMCache's ``/status``: objects moved to peers, and objects of lookups by where they
-        were."""
+        """For LMCache's ``/status``: objects moved to peers, which may have had them already, and
+        objects of lookups by where they were."""
         return {"is_healthy": not self._is_closed, "type": type(self).__name__, **self._counts}
 
     def close(self) -> None:
@@ -196,11 +196,7 @@ class KvxferL2(L2AdapterInterface):  # type: ignore[misc]
         return bitmap
 
     def _lock_all(self, keys: Sequence[Any]) -> Any:
-        names = list(map(_name, keys))
-        here = {name for name in names if self._chunks.pin(name)}  # before others take their pages
-        others = [name for name in names if name not in here]
-        self._chunks.bring(others)
-        came = {name for name in others if self._chunks.pin(name)}
+        here, came = self._chunks.pin_all(list(map(_name, keys)))
         self._counts["found_here"] += len(here)
         self._counts["read_from_peers"] += len(came)
         return self._bitmap(keys, (here | came).__contains__)

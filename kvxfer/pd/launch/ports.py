@@ -17,7 +17,15 @@ _MAX_PORT = 65535
 
 
 class StorePorts(NamedTuple):
-    """Ports of a store beside an engine, and of one elsewhere that it reads from."""
+    """Ports of a store beside an engine, and of a far one that it reads from.
+
+    Attributes:
+        requests: of the engine.
+        http: health, and what the store says of itself.
+        metrics: where it has them apart.
+        far_requests, far_http: likewise.
+        far_chunks: where the store beside the engine comes for chunks.
+    """
 
     requests: int
     http: int
@@ -28,12 +36,12 @@ class StorePorts(NamedTuple):
 
     @property
     def near(self) -> tuple[int, int, int]:
-        """Those beside the engine."""
+        """Those of the store beside the engine."""
         return self[:3]
 
     @property
     def far(self) -> tuple[int, int, int]:
-        """Those elsewhere."""
+        """Those of the far one."""
         return self[3:]
 
 

@@ -43,16 +43,24 @@ _GIB: Final = 1 << 30
 _CPU_STORE_GIB: Final = 1
 _GPU_STORE_GIB: Final = 64
 
-# Of the L2 plug-in. A page takes a chunk of one rank; peers map all pages, at their first contact.
-_CPU_PAGE, _GPU_PAGE = 8 << 20, 64 << 20
+# Of the L2 plug-in: a page takes what one rank has of a chunk. A peer maps all pages when it first
+# comes, which takes the longer the more there are.
+_CPU_PAGE_BYTES: Final = 8 << 20
+_GPU_PAGE_BYTES: Final = 64 << 20
 _NUM_PAGES: Final = 128
 _FAR_L1_GIB: Final = "0.1"  # nobody asks that server for more than is in its pool
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a store says of itself: objects, and whether it is being given more just now; where it
-    has a far store, also which objects it ever read from there and which it had itself."""
+    """What a store says of itself.
+
+    Attributes:
+        num_objects: that it has, or was ever given.
+        is_busy: it is being given more just now.
+        num_far: that lookups ever found in its far store, and were read from there.
+        num_near: that they found in the store itself, where it has a far one.
+    """
 
     num_objects: int
     is_busy: bool
@@ -171,7 +179,7 @@ def _far_words(ports: StorePorts, is_cpu: bool) -> list[str]:
 
 
 def _l2(is_cpu: bool, **params: Any) -> tuple[str, str]:
-    page_bytes = _CPU_PAGE if is_cpu else _GPU_PAGE
+    page_bytes = _CPU_PAGE_BYTES if is_cpu else _GPU_PAGE_BYTES
     sizes = {"page_bytes": page_bytes, "storage_bytes": _NUM_PAGES * page_bytes}
     plugin = {
         "type": "plugin",
@@ -222,10 +230,10 @@ def _lmcache_held(page: str) -> Held | None:
 def _moving_held(page: str) -> Held | None:
     """Objects that were ever moved; what is still here is on its way there, or being read."""
     here = _lmcache_held(page)
-    counts = [pattern.search(page) for pattern in _PLUGIN_COUNTS]
-    if here is None or None in counts:
+    counts = {name: int(value) for name, value in _PLUGIN_COUNTS.findall(page)}
+    if here is None or len(counts) < len(_COUNTED):
         return None
-    moved, far, near = (int(count[1]) for count in counts if count is not None)
+    moved, far, near = (counts[name] for name in _COUNTED)
     return Held(moved, is_busy=here.is_busy or here.num_objects > 0, num_far=far, num_near=near)
 
 
@@ -236,10 +244,8 @@ _LMCACHE_COUNTS: Final = {
     "total": re.compile(r'"total_object_count": ?([0-9]{1,15})\b'),
     "locked": re.compile(r'"write_locked_count": ?([0-9]{1,15})\b'),
 }
-_PLUGIN_COUNTS: Final = [
-    re.compile(rf'"{name}": ?([0-9]{{1,15}})\b')
-    for name in ("moved_to_peers", "read_from_peers", "found_here")
-]
+_COUNTED: Final = ("moved_to_peers", "read_from_peers", "found_here")
+_PLUGIN_COUNTS: Final = re.compile(rf'"({"|".join(_COUNTED)})": ?([0-9]{{1,15}})\b')
 _LMCACHE_ENVIRONMENT: Final = {"LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0"}
 STORES: Final[Mapping[str, Store]] = {
     "mooncake": Store(_mooncake_words, "/health", "/metrics", _mooncake_held, _mooncake_engine),

@@ -101,6 +101,7 @@ class Asker:
         deadline_s = time.monotonic() + _STORE_S
         looks: list[Held] = []
         while True:
+            self.stack.require_alive()  # a far store that ended takes nothing more
             looks.append(self._held(store))
             last = looks[-_LOOKS_ALIKE:]
             alike = len(last) == _LOOKS_ALIKE and len(set(last)) == 1
