@@ -1,7 +1,8 @@
 """Captured nodes are judged right: each folder of ``tests/data/diagnose`` is one.
 
 Those named ``seen_`` are public outputs, whose address is their source; host names, serials and
-process ids are replaced, and what is cut or composed around them is said. The others are composed
+process ids are replaced, and what is cut or composed around them is said. Those named ``own_`` are
+captures of kvxfer itself, likewise. The others are composed
 in such shapes. ``expected.json`` says what each shows, the verdict of its checks, words of a
 finding or of the evidence, and of a matrix some paths and all NUMA nodes.
 """
