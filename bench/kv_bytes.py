@@ -121,10 +121,13 @@ def compare(lines: Iterator[tuple[Path, Line]]) -> Comparison:
     for folder, line in lines:
         sides[line.side][folder, line.transfer].append(line)
     sent, received = sides["sent"], sides["received"]
+    named = defaultdict(list)
+    for one in sent:
+        named[one[1]].append(one)
     found = Comparison()
     used = set()
     for key, got in received.items():
-        source = _source_of(key, sent)
+        source = _source_of(key, named)
         if source is None:
             found.num_received_alone += 1
             continue
@@ -136,13 +139,13 @@ def compare(lines: Iterator[tuple[Path, Line]]) -> Comparison:
 
 
 def _source_of(
-    key: tuple[Path, str], sent: dict[tuple[Path, str], list[Line]]
+    key: tuple[Path, str], named: dict[str, list[tuple[Path, str]]]
 ) -> tuple[Path, str] | None:
-    """Which sender's lines are those of a request that was received."""
-    if key in sent:
+    """Which sender's lines are those of a request that was received; senders are by transfer."""
+    found = named.get(key[1], [])
+    if key in found:
         return key
-    others = [one for one in sent if one[1] == key[1]]  # engines that stand in different folders
-    return others[0] if len(others) == 1 else None
+    return found[0] if len(found) == 1 else None  # engines that stand in different folders
 
 
 def _compare_rank(

@@ -3,7 +3,7 @@
     python bench/planner_validation.py --csv silicon_sample.csv OUT.json [OUT.png]
 
 Nothing is predicted from costs that were fitted to it: of the runs on two H200s one and four
-requests in flight are fitted and sixteen predicted, there and in another sitting; of the public
+requests in flight are fitted and sixteen predicted, and all of two other sittings; of the public
 rows of each engine those of one concurrency are left out of the fit and predicted. Points that were
 fitted are in the record too, marked. ``--csv`` as of ``planner_figures.py``.
 """
@@ -46,14 +46,16 @@ def own_runs() -> Iterator[ValidatedPoint]:
         transfer=load_transfer([SWEEP], transport="nvlink"),
     )
     yield from validate(points, models, fitted=FITTED)
-    for one in validate(read_points(RUNS / "two"), models):
-        yield ValidatedPoint(
-            setup="kvx, another sitting",
-            load=one.load,
-            fitted=False,
-            comparisons=one.comparisons,
-            extrapolated=one.extrapolated,
-        )
+    for folder, sitting in (("two", "another sitting"), ("three", "a third sitting")):
+        others = [point for point in read_points(RUNS / folder) if point.setup.name == "kvx"]
+        for one in validate(others, models):
+            yield ValidatedPoint(
+                setup=f"kvx, {sitting}",
+                load=one.load,
+                fitted=False,
+                comparisons=one.comparisons,
+                extrapolated=one.extrapolated,
+            )
 
 
 def public_rows(path: Path) -> Iterator[ValidatedPoint]:

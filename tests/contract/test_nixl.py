@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -211,6 +212,27 @@ def test_a_stranger_does_not_speak_for_another(pair: Pair) -> None:
         agent.send(region["agent"], Message(key, MessageKind.HELLO, body=body))
         assert [one.kind for one in answers(agent, key)] == [MessageKind.FAIL]
     assert pair.peer.put([0], [1]).sequence == 1
+
+
+def test_a_stranger_does_not_take_the_name_of_another(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region, _ = region_of(pair)
+    name = pair.peer.link._agent.name  # type: ignore[attr-defined]
+    key = b"k" * wire.ID_BYTES
+    with monkeypatch.context() as patch:
+        hexadecimal = SimpleNamespace(hex=name.removeprefix("kvxfer-"))
+        patch.setattr("uuid.uuid4", lambda: hexadecimal)
+        forged = stranger(region)
+        agent = forged.__enter__()
+    try:
+        assert agent.name == name
+        body = hello(agent, region)
+        agent.send(region["agent"], Message(key, MessageKind.HELLO, body=body))
+        assert answers(agent, key) == []
+        assert pair.peer.put([0], [1]).sequence == 1
+    finally:
+        forged.__exit__(None, None, None)
 
 
 def test_a_stranger_that_talks_nonsense_harms_nobody(pair: Pair) -> None:

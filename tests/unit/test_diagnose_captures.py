@@ -1,7 +1,8 @@
 """Captured nodes are judged right: each folder of ``tests/data/diagnose`` is one.
 
 Those named ``seen_`` are public outputs, whose address is their source; host names, serials and
-process ids are replaced, and what is cut or composed around them is said. The others are composed
+process ids are replaced, and what is cut or composed around them is said. Those named ``own_`` are
+captures of kvxfer itself, likewise. The others are composed
 in such shapes. ``expected.json`` says what each shows, the verdict of its checks, words of a
 finding or of the evidence, and of a matrix some paths and all NUMA nodes.
 """
@@ -46,7 +47,9 @@ def test_there_are_enough_shapes(tmp_path: Path) -> None:
     seen = [name for name in CASES if name.startswith("seen_")]
     assert len(seen) >= 20
     assert all(expected_of(name)["source"].startswith("https://") for name in seen)
-    assert all(expected_of(name)["source"] == "composed" for name in set(CASES) - set(seen))
+    own = {name for name in CASES if name.startswith("own_")}
+    assert all("--capture" in expected_of(name)["source"] for name in own)
+    assert all(expected_of(name)["source"] == "composed" for name in {*CASES} - {*seen} - own)
     paths = [write_capture(name, tmp_path / name) / "topo.txt" for name in CASES]
     assert len({path.read_text() for path in paths if path.exists()}) >= 8
 

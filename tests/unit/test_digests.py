@@ -215,6 +215,18 @@ def test_other_files_are_refused(path: Path, text: str) -> None:
         lines(path)
 
 
+def test_a_file_of_too_deep_or_too_long_a_line_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(digests.MARK + b'"deep":' + b"[" * 100_000 + b"\n")
+    with pytest.raises(InvalidUsage, match="line 1: "):
+        lines(path)
+    monkeypatch.setattr(digests, "MAX_FILE_BYTES", 1000)
+    path.write_bytes(b" " * 1001)
+    with pytest.raises(InvalidUsage, match="line 1: over 1000 bytes"):
+        lines(path)
+
+
 def test_a_line_that_is_cut_off_is_left_out(path: Path) -> None:
     worker(path).sends([5, 2], 8)
     path.write_bytes(path.read_bytes() * 2 + path.read_bytes()[:-5])

@@ -83,6 +83,16 @@ def test_jitter_has_the_spread_of_the_gaps_and_the_mean_one() -> None:
     assert steps.jitter[-1] == pytest.approx(1.495, abs=0.01)
 
 
+def test_steps_of_one_sequence_have_a_spread_of_their_own() -> None:
+    found = profile(VirtualAsk(KnownEngine()), PLAN)
+    gaps = [(row, [row.step_s, row.step_s * row.num_decoding]) for row, _ in found.gaps]
+    steps = with_jitter(found.fit(1), gaps)
+    assert set(steps.jitter_alone) == {1.0}
+    assert max(steps.jitter) > 1.2
+    alone = with_jitter(found.fit(1), [one for one in gaps if one[0].num_decoding == 1])
+    assert alone.jitter == alone.jitter_alone == steps.jitter_alone
+
+
 def _run(folder: Path, step_s: float = 5e-3) -> Path:
     bench = Bench(folder)
     bench.all(

@@ -242,6 +242,16 @@ def test_jitter_spreads_gaps_and_keeps_their_mean() -> None:
     assert found == pytest.approx([0.8 * DECODE_S, DECODE_S, 1.2 * DECODE_S])
 
 
+@pytest.mark.parametrize(("concurrency", "factor"), [(1, 1.1), (2, 3.0)])
+def test_a_request_that_decodes_alone_has_its_own_jitter(concurrency: int, factor: float) -> None:
+    trace = closed_loop(isl=1000, osl=200, concurrency=concurrency, num_requests=2)
+    found = run(AGGREGATED, trace, step_model(jitter=[0.5, 3.0], jitter_alone=[0.9, 1.1]))
+    longest = found.gaps.percentile_s(99) / found.gaps.percentile_s(1)
+    assert longest == pytest.approx(factor / (0.9 if concurrency == 1 else 0.5), rel=0.2)
+    drawn_s = found.gaps_of(1)[-50:]
+    assert drawn_s.max() / drawn_s.min() == pytest.approx(longest, rel=0.2)
+
+
 def test_what_goes_beyond_the_measurements_is_said() -> None:
     narrow = step_model(
         measured=MeasuredRange(num_decoding=4, num_context_tokens=2000, num_prompt_tokens=300)

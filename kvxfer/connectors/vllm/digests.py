@@ -299,7 +299,10 @@ def read_lines(path: Path) -> Iterator[Line]:
     """
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            pieces = iter(lambda: file.readline(MAX_FILE_BYTES + 1), b"")
+            for number, line in enumerate(pieces, 1):
+                if len(line) > MAX_FILE_BYTES:
+                    raise InvalidUsage(f"{path}, line {number}: over {MAX_FILE_BYTES} bytes")
                 if line.endswith(b"\n"):
                     yield _read_line(path, number, line)
     except OSError as error:
@@ -309,7 +312,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 def _read_line(path: Path, number: int, text: bytes) -> Line:
     try:
         line = msgspec.json.decode(text, type=Line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidUsage(f"{path}, line {number}: {error}") from error
     for group in line.groups:
         size = DIGEST_BYTES * len(group.blocks)

@@ -9,7 +9,8 @@ from kvxfer.pd.planner.fitting import StepRow, fit_steps
 from kvxfer.pd.planner.kv_size import KVSize
 from kvxfer.pd.planner.setup import RemoteStore, Setup, Strategy
 from kvxfer.pd.planner.simulate import simulate
-from kvxfer.pd.planner.simulated import SimulatedRun, Times
+from kvxfer.pd.planner.simulated import SimulatedRun
+from kvxfer.pd.planner.times import Times
 from kvxfer.pd.planner.trace import Request, Trace
 from kvxfer.pd.planner.transfer_model import TransferModel, load_transfer
 

@@ -24,6 +24,9 @@ MAX_ENGINE_BYTES = 4 << 20
 
 _Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+_Quantiles: TypeAlias = Annotated[
+    list[Annotated[float, msgspec.Meta(gt=0.0, le=1e3)]], msgspec.Meta(max_length=100)
+]
 
 
 class DecodePoint(msgspec.Struct, frozen=True):
@@ -69,6 +72,8 @@ class StepModel(msgspec.Struct, frozen=True, kw_only=True):
         residual: of the fit, None where the numbers were not fitted.
         jitter: measured by predicted time of a step, as quantiles of equal weight (mean 1); empty:
             every step takes just its time.
+        jitter_alone: the same of steps of one sequence, which no other's arrival disturbs; empty:
+            as of the others.
 
     Raises:
         InvalidUsage: points out of order, or steps of no time.
@@ -84,9 +89,8 @@ class StepModel(msgspec.Struct, frozen=True, kw_only=True):
     kv_capacity_tokens: _Positive | None = None
     measured: MeasuredRange
     residual: Residual | None = None
-    jitter: Annotated[
-        list[Annotated[float, msgspec.Meta(gt=0.0, le=1e3)]], msgspec.Meta(max_length=100)
-    ] = []
+    jitter: _Quantiles = []
+    jitter_alone: _Quantiles = []
 
     def __post_init__(self) -> None:
         if any(

@@ -208,10 +208,17 @@ def with_jitter(model: StepModel, gaps: Sequence[tuple[StepRow, Sequence[float]]
     Args:
         gaps: rows of the fit, and the gaps in seconds that each is of; none where they say nothing.
     """
+    alone = [one for one in gaps if one[0].num_decoding <= 1]
+    others = [one for one in gaps if one[0].num_decoding > 1]
+    return msgspec.structs.replace(
+        model, jitter=_spread(others) or _spread(alone), jitter_alone=_spread(alone)
+    )
+
+
+def _spread(gaps: Sequence[tuple[StepRow, Sequence[float]]]) -> list[float]:
     ratios = [np.asarray(gaps_s) / row.step_s for row, gaps_s in gaps if gaps_s and row.step_s > 0]
     if not ratios:
-        return model
+        return []
     at = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     quantiles = np.quantile(np.concatenate(ratios), at).clip(1e-3, 1e3)
-    jitter = (quantiles / quantiles.mean()).tolist()
-    return msgspec.structs.replace(model, jitter=jitter)
+    return (quantiles / quantiles.mean()).tolist()  # type: ignore[no-any-return]

@@ -8,11 +8,13 @@ import numpy as np
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout.kv_layout import DTYPE_BYTES, canonical_dtype
 from kvxfer.pd.planner.engine_model import EngineModel, StepModel
+from kvxfer.pd.planner.jitter import Jitter
 from kvxfer.pd.planner.kv_size import KVSize
 from kvxfer.pd.planner.setup import Setup
-from kvxfer.pd.planner.simulated import Floats, SimulatedRun, Times
+from kvxfer.pd.planner.simulated import SimulatedRun
 from kvxfer.pd.planner.simulation.cluster import Cluster
 from kvxfer.pd.planner.simulation.job import Job
+from kvxfer.pd.planner.times import Times
 from kvxfer.pd.planner.trace import Trace
 from kvxfer.pd.planner.transfer_model import TransferModel
 
@@ -98,7 +100,7 @@ def _collect(
         setup.kind == "pd" and setup.first_token_from == "prefill"
     )
     duration_s = float(last_s.max() - sent_s.min())
-    jitter = np.array(cluster.models[-1].jitter)
+    jitter = Jitter.of(cluster.models[-1])
     gaps, later_gaps = _gaps(cluster, jitter, together)
     gap_moved_s = np.nan_to_num(first_gap_s) if together else 0.0
     return SimulatedRun(
@@ -136,7 +138,7 @@ def _first_gap_s(cluster: Cluster, job: Job) -> float:
     return piece
 
 
-def _gaps(cluster: Cluster, jitter: Floats, together: bool) -> tuple[Times, Times]:
+def _gaps(cluster: Cluster, jitter: Jitter, together: bool) -> tuple[Times, Times]:
     """All gaps, and all but the first of each request: those of timelines, then others."""
     lengths = [len(one.timeline) for one in cluster.engines]
     offsets = np.cumsum([0, *lengths])
@@ -162,18 +164,12 @@ def _gaps(cluster: Cluster, jitter: Floats, together: bool) -> tuple[Times, Time
         np.concatenate([values_s, own_later_s]),
         np.concatenate([later_counts, np.ones(len(own_later_s))]),
     )
+    num_gaps = np.concatenate([np.array(one.timeline.num_gaps) for one in cluster.engines])
+    is_alone = np.concatenate([num_gaps == 1, np.zeros(len(own_later_s), bool)])
     first_s = np.concatenate([values_s[firsts], own_first_s])
     if together:
         first_s = np.zeros(len(first_s))
-    later_gaps = _with_jitter(*later, jitter)
+    later_gaps = jitter.spread(*later, is_alone)
     pooled_s = np.concatenate([later_gaps.values_s, first_s])
     pooled = np.concatenate([later_gaps.counts, np.ones(len(first_s))])
     return Times.of(pooled_s, pooled), later_gaps
-
-
-def _with_jitter(values_s: Floats, counts: Floats, jitter: Floats) -> Times:
-    """Every value spread over the engine's quantiles of measured by predicted time."""
-    if not len(jitter):
-        return Times.of(values_s, counts)
-    spread_s = np.outer(values_s, jitter).ravel()
-    return Times.of(spread_s, np.repeat(counts / len(jitter), len(jitter)))

@@ -7,61 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvxfer.pd.analysis.replies import Replies, Reply
+from kvxfer.pd.planner.jitter import Jitter
 from kvxfer.pd.planner.setup import Setup
 from kvxfer.pd.planner.simulation.job import Piece
 from kvxfer.pd.planner.simulation.timeline import Timeline
-from kvxfer.pd.summary import Distribution
+from kvxfer.pd.planner.times import Floats, Times
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """A sample of times: ``values_s`` ascending, float64, and how often each is there."""
-
-    values_s: Floats
-    counts: Floats
-
-    @classmethod
-    def of(cls, values_s: Floats, counts: Floats) -> "Times":
-        """A sample of values in any order, those that are there not at all left out."""
-        kept = np.flatnonzero(counts > 0)
-        order = kept[np.argsort(values_s[kept], kind="stable")]
-        return cls(values_s[order], counts[order])
-
-    @property
-    def num_samples(self) -> float:
-        """How many there are."""
-        return float(self.counts.sum())
-
-    def percentile_s(self, percent: float) -> float:
-        """The smallest value that ``percent`` of the sample do not exceed; NaN of none."""
-        if not len(self.values_s):
-            return float("nan")
-        below = np.cumsum(self.counts)
-        at = int(np.searchsorted(below, below[-1] * percent / 100.0 * (1 - 1e-12)))
-        return float(self.values_s[min(at, len(below) - 1)])
-
-    def mean_s(self) -> float:
-        """The mean; NaN of none."""
-        total = self.num_samples
-        return float(self.values_s @ self.counts) / total if total else float("nan")
-
-    def share_above(self, limit_s: float) -> float:
-        """Share of the sample above the limit, 0 to 1; NaN of none."""
-        total = self.num_samples
-        above = self.counts[np.searchsorted(self.values_s, limit_s, side="right") :].sum()
-        return float(above) / total if total else float("nan")
-
-    def distribution(self, most: int = 1_000_000) -> Distribution:
-        """The same in milliseconds, a value a sample, thinned evenly to ``most`` at the most."""
-        below = np.cumsum(self.counts)
-        if not len(below):
-            return Distribution(np.empty(0))
-        num = min(most, max(1, round(float(below[-1]))))
-        places = (np.arange(num) + 0.5) / num * below[-1]
-        return Distribution(self.values_s[np.searchsorted(below, places)] * 1e3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +62,7 @@ class SimulatedRun:
     extrapolated: tuple[str, ...]
     timelines: Sequence[Timeline] = field(repr=False)
     pieces: Sequence[Sequence[Piece]] = field(repr=False)
-    jitter: Floats
+    jitter: Jitter
     first_tokens_together: bool
 
     @property
@@ -128,10 +80,10 @@ class SimulatedRun:
 
         With an engine's jitter each is drawn anew, the same for the same request.
         """
-        parts = [self._gaps(piece) for piece in self.pieces[index]]
-        gaps_s = np.concatenate([np.empty(0), *parts])
-        if len(self.jitter):
-            gaps_s = gaps_s * np.random.default_rng(index).choice(self.jitter, len(gaps_s))
+        nothing = (np.empty(0), np.empty(0))
+        parts = [nothing, *map(self._gaps, self.pieces[index])]
+        gaps_s, num_gaps = map(np.concatenate, zip(*parts, strict=True))
+        gaps_s = self.jitter.drawn(gaps_s, num_gaps == 1, seed=index)
         if self.first_tokens_together and len(gaps_s):
             gaps_s[0] = 0.0
         return gaps_s
@@ -150,9 +102,14 @@ class SimulatedRun:
         ]
         return Replies(completed=replies, failed=[], without_role=False)
 
-    def _gaps(self, piece: Piece) -> Floats:
+    def _gaps(self, piece: Piece) -> tuple[Floats, Floats]:
+        """Gaps, and how many requests had each."""
         if not isinstance(piece, tuple):
-            return np.array([piece])
+            return np.array([piece]), np.zeros(1)
         engine, first, end = piece
         timeline = self.timelines[engine]
-        return np.repeat(timeline.step_s[first:end], timeline.num_steps[first:end])
+        steps = timeline.num_steps[first:end]
+        return (
+            np.repeat(timeline.step_s[first:end], steps),
+            np.repeat(np.array(timeline.num_gaps[first:end], float), steps),
+        )

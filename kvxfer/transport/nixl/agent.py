@@ -132,8 +132,14 @@ class Agent:
 
     # Other agents.
 
-    def know(self, name: str, metadata: bytes) -> None:
+    def know(self, name: str, metadata: bytes, *, may_replace: bool = True) -> None:
         """Load what another agent says of itself; again for the same is nothing.
+
+        Args:
+            name: the other agent.
+            metadata: what it says.
+            may_replace: take it also where it contradicts what is known, unless several links to
+                the agent stand. Not for what a stranger may have sent in the agent's name.
 
         Raises:
             ProtocolMismatch: it is another's, or not NIXL's.
@@ -149,7 +155,8 @@ class Agent:
             try:
                 found = self._agent.add_remote_agent(metadata)
             except Exception as error:
-                if name not in self._known or self._num_links[name] > 1:
+                is_new = name not in self._known
+                if is_new or not may_replace or self._num_links[name] > 1:
                     raise ProtocolMismatch(
                         f"NIXL does not take a peer's metadata: {error}"
                     ) from error
@@ -166,20 +173,20 @@ class Agent:
         taken again at the same address, and forgets all of an agent or nothing.
 
         Raises:
-            ProtocolMismatch: it is refused all the same.
+            ProtocolMismatch: it is refused all the same; what was known is known again.
         """
         earlier = self._known[name]
         self.forget(name)
         try:
-            found = self._agent.add_remote_agent(metadata)
+            return self._agent.add_remote_agent(metadata)
         except Exception as error:
             raise ProtocolMismatch(f"NIXL does not take a peer's metadata: {error}") from error
-        kept = self._known.setdefault(name, {})
-        for digest, one in earlier.items():
-            with suppress(Exception):  # what contradicts it is no more
-                self._agent.add_remote_agent(one)
-                kept[digest] = one
-        return found
+        finally:
+            kept = self._known.setdefault(name, {})
+            for digest, one in earlier.items():
+                with suppress(Exception):  # what contradicts it is no more
+                    self._agent.add_remote_agent(one)
+                    kept[digest] = one
 
     @contextmanager
     def linked(self, name: str) -> Iterator[None]:

@@ -48,6 +48,7 @@ class _Connection:
         self.slot = hello.slot
         self.staging = staging
         self.number = 0  # of the transfer under way; 0 = none
+        self.is_cut_off = False  # a transfer was refused, of which the peer may still write
         self.busy: dict[int, Message] = {}  # slots that are copied, and what asked for it
         self.process = hello.process if hello.host == host else ProcessSpec.own()
         self.watch = ProcessWatch(hello.process.identity()) if hello.host == host else None
@@ -58,6 +59,7 @@ class _Connection:
 
     def end_transfer(self) -> None:
         """Wait for the copies of a transfer that is refused: they write to pages."""
+        self.is_cut_off = self.is_cut_off or self.number > 0
         self.number = 0
         with contextlib.suppress(KvxferError):  # else the GPU has failed, and writes no more
             self.staging.copies.drain()
@@ -175,7 +177,7 @@ class Server:
         hello = wire.read_body(message, wire.Hello)
         if not secrets.compare_digest(hello.secret, self.secret):
             return  # it has no business here, and no answer
-        self._agent.know(name, hello.metadata)
+        self._agent.know(name, hello.metadata, may_replace=False)
         if hello.version != wire.VERSION:
             raise ProtocolMismatch(
                 f"the peer speaks version {hello.version} of the nixl transport, this side "
@@ -304,7 +306,8 @@ class Server:
 
     def _leave(self, key: bytes) -> None:
         # In the middle of a transfer, what the peer has posted may still reach the slots.
-        if self._spare is not None or self._connections[key].number:
+        one = self._connections[key]
+        if self._spare is not None or one.number or one.is_cut_off:
             self._drop(key)
             return
         connection = self._connections.pop(key)

@@ -1,0 +1,145 @@
+"""When the slots of a connection of `nixl` serve the next one; a stand-in for the agent."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from waiting import eventually
+
+from kvxfer.memory.buffer import as_buffer
+from kvxfer.transport.board import Board, ProcessSpec
+from kvxfer.transport.nixl import server, wire
+from kvxfer.transport.nixl.memory import Range
+from kvxfer.transport.nixl.server import Server
+from kvxfer.transport.nixl.staging import SlotShape
+from kvxfer.transport.nixl.waiting import Mailbox
+from kvxfer.transport.nixl.wire import Kind, Message
+from kvxfer.tuning import Section
+
+
+class StandIn:
+    """An agent whose peers are the test."""
+
+    def __init__(self) -> None:
+        self.mail = Mailbox()
+        self.sent: list[Message] = []
+        self.registered: list[Range] = []
+
+    def pump(self) -> bool:
+        return False
+
+    def send(self, name: str, message: Message) -> None:
+        self.sent.append(message)
+
+    def know(self, name: str, metadata: bytes, *, may_replace: bool) -> None:
+        assert not may_replace
+
+    def forget(self, name: str) -> None:
+        """Nothing is known."""
+
+    def metadata(self, memory: Range) -> bytes:
+        return b"metadata"
+
+    def register(self, memory: Range) -> None:
+        self.registered.append(memory)
+
+    def deregister(self, memory: Range) -> None:
+        self.registered.remove(memory)
+
+
+class Served:
+    """A server, and what a peer says to it."""
+
+    def __init__(self) -> None:
+        self.agent, self.board = StandIn(), Board()
+        self.page = np.zeros(4096, np.uint8)
+        section = Section(transport="nixl", memory="private")
+        self.server = Server(self.agent, self.board, 1, "host", section)  # type: ignore[arg-type]
+        self.server.add_region(as_buffer(self.page))
+
+    def ask(self, key: bytes, kind: Kind, expect: Kind, **fields: Any) -> Message:
+        self.agent.sent.clear()
+        self.agent.mail.put("peer", Message(key, kind, **fields))
+        eventually(lambda: bool(self.agent.sent), f"{kind.name} is not answered")
+        assert self.agent.sent[0].kind is expect
+        return self.agent.sent[0]
+
+    def enter(self, key: bytes) -> int:
+        """Connect; where the slots are."""
+        hello = wire.Hello(
+            wire.VERSION,
+            self.server.secret,
+            self.board.take_slot(),
+            ProcessSpec.own(),
+            "elsewhere",
+            False,
+            b"metadata",
+        )
+        welcome = self.ask(key, Kind.HELLO, Kind.WELCOME, body=msgspec.msgpack.encode(hello))
+        return wire.read_body(welcome, wire.Welcome).address
+
+    def leave(self, key: bytes) -> None:
+        self.agent.mail.put("peer", Message(key, Kind.LEAVE))
+        eventually(lambda: key not in self.server._connections, "it does not leave")
+
+    @property
+    def num_registered(self) -> int:
+        return len(self.agent.registered)
+
+
+ONE, TWO = b"1" * wire.ID_BYTES, b"2" * wire.ID_BYTES
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served()
+    try:
+        yield made
+    finally:
+        made.server.close()
+        assert made.num_registered == 0, "slots stay registered"
+
+
+def test_the_next_connection_gets_the_slots(served: Served) -> None:
+    address = served.enter(ONE)
+    served.leave(ONE)
+    served.leave(ONE)  # of nobody any more
+    assert served.num_registered == 1
+    assert served.enter(TWO) == address
+    assert served.num_registered == 1
+
+
+def test_of_two_that_leave_one_is_kept(served: Served) -> None:
+    assert served.enter(ONE) != served.enter(TWO)
+    served.leave(ONE)
+    served.leave(TWO)
+    assert served.num_registered == 1
+
+
+def test_slots_of_another_shape_are_given_back(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.enter(ONE)
+    served.leave(ONE)
+    (before,) = served.agent.registered
+    monkeypatch.setattr(server, "shape_of", lambda *_: SlotShape(2, 1 << 20))
+    served.enter(TWO)
+    (after,) = served.agent.registered
+    assert (before.num_bytes, after.num_bytes) == (8 << 20, 2 << 20)
+
+
+def test_who_leaves_amid_a_transfer_may_still_write_there(served: Served) -> None:
+    served.enter(ONE)
+    served.ask(ONE, Kind.BEGIN, Kind.GO, number=1)
+    served.leave(ONE)
+    assert served.num_registered == 0
+
+
+def test_who_was_refused_amid_a_transfer_may_still_write_there(served: Served) -> None:
+    served.enter(ONE)
+    served.ask(ONE, Kind.BEGIN, Kind.GO, number=1)
+    served.ask(ONE, Kind.SCATTER, Kind.FAIL, number=1, slot=99)
+    served.leave(ONE)
+    assert served.num_registered == 0
