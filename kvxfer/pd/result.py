@@ -30,9 +30,10 @@ MAX_RECORD_BYTES = 16 << 20
 
 Kind: TypeAlias = Literal["pd", "aggregated", "prefill_only", "external"]
 Connector: TypeAlias = Literal["kvxfer", "nixl", "lmcache", "none"]
-Reuse: TypeAlias = Literal["vllm", "none", "mooncake", "lmcache"]
+Reuse: TypeAlias = Literal["vllm", "none", "mooncake", "lmcache", "lmcache-far"]
 """Where an engine keeps the KV of prompts for others that begin alike: ``vllm`` in its own prefix
-cache, ``none`` nowhere, the others in a store besides, which is started with it."""
+cache, ``none`` nowhere, the others in a store besides, which is started with it; ``lmcache-far`` in
+an LMCache server from which the one beside the engine reads by kvxfer."""
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0)]

@@ -1,9 +1,11 @@
-"""An engine that reuses KV, and Mooncake's master beside it, as one HTTP server that may misbehave.
+"""An engine that reuses KV, and Mooncake's master or two of LMCache's servers beside it, as one
+HTTP server that may misbehave.
 
 ``faults`` are of: ``holds nothing`` (the store takes nothing), ``never ends`` (to take it),
 ``mute`` (nor says how much it holds), ``keeps`` (the engine's own prefix cache is not dropped),
 ``forgets`` (no hits), ``wrong`` (answers differ after a hit), ``counts nothing``,
-``notes nothing``.
+``notes nothing``, ``nearer`` (the store beside the engine has it all), ``nowhere`` (no store says
+that it had it), ``ends`` (a program, once a prompt was sent).
 """
 
 import http.server
@@ -17,6 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvxfer.connectors.vllm.timings import Timings
+from kvxfer.errors import PeerLost
+from kvxfer.pd.experiments.kv_reuse.cases import UNIT_TOKENS
 from kvxfer.pd.result import PDSetup, Reuse
 
 TOKEN_BYTES = 4096
@@ -32,9 +36,13 @@ def reuse_setup(reuse: Reuse, model: str = "tiny", **changes: Any) -> PDSetup:
 class FakeReuse:
     """Its state; ``stack`` is what an `Asker` is given."""
 
-    def __init__(self, folder: Path, *faults: str, has_store: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *faults: str, has_store: bool = True, is_far: bool = False
+    ) -> None:
         self.faults = faults
         self.has_store = has_store
+        self.is_far = is_far
+        self.chunks = {"read_from_peers": 0, "found_here": 0}
         self.own: list[Prefix] = []
         self.stored: list[Prefix] = []
         self.counts = {"prompt_tokens": 0, "prefix_cache_hits": 0, "external_prefix_cache_hits": 0}
@@ -53,8 +61,12 @@ class FakeReuse:
             engines=[program],
             store=program if self.has_store else None,
             folder=self._folder,
-            require_alive=lambda: None,
+            require_alive=self._require_alive,
         )
+
+    def _require_alive(self) -> None:
+        if "ends" in self.faults and self.asked:
+            raise PeerLost("far-store ended with status 1")
 
     def page(self, path: str) -> str:
         """What a GET finds."""
@@ -63,6 +75,9 @@ class FakeReuse:
         held = (
             f"master_batch_put_start_items_total {begun}\nmaster_batch_put_end_items_total {put}\n"
         )
+        if self.is_far:
+            objects = {"total_object_count": begun - put, "write_locked_count": 0}
+            held = json.dumps(objects | self.chunks | {"moved_to_peers": put})
         held = "" if "mute" in self.faults else held
         counts = {} if "counts nothing" in self.faults else self.counts
         lines = [f'vllm:{name}_total{{engine="0"}} {value}.0\n' for name, value in counts.items()]
@@ -80,6 +95,9 @@ class FakeReuse:
         prompt: Prefix = tuple(body["prompt"])
         own, stored = (self._longest(held, prompt) for held in (self.own, self.stored))
         loaded = max(0, stored - own) if self.has_store else 0
+        if "nowhere" not in self.faults:
+            place = "found_here" if "nearer" in self.faults else "read_from_peers"
+            self.chunks[place] += -(-loaded // UNIT_TOKENS)
         self.counts["prompt_tokens"] += len(prompt)
         self.counts["prefix_cache_hits"] += own
         self.counts["external_prefix_cache_hits"] += loaded

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ from waiting import eventually
 
 _LMCACHE = Path(sys.executable).with_name("lmcache")
 _END_S = 20.0
+
+
+def _dicts(found: Any, key: str) -> list[dict[str, Any]]:
+    """All that have the key, wherever they are."""
+    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    below = [one for value in inner for one in _dicts(value, key)]
+    return [found, *below] if isinstance(found, dict) and key in found else below
 
 
 class Program:
@@ -62,7 +70,12 @@ class Server(Program):
         url: where clients come.
     """
 
-    def __init__(self, coordinator: Coordinator | None = None, **adapter_params: Any) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator | None = None,
+        policy: str = "default",
+        **adapter_params: Any,
+    ) -> None:
         port, http_port, p2p_port = free_ports(3)
         self.url = f"tcp://{HOST}:{port}"
         plugin = {
@@ -80,5 +93,12 @@ class Server(Program):
             http_port, "server", "--host", HOST, "--port", str(port),
             "--http-host", HOST, "--http-port", str(http_port), "--l1-size-gb", "0.1",
             "--eviction-policy", "LRU", "--supported-transfer-mode", "engine_driven",
-            "--disable-observability", "--l2-adapter", json.dumps(plugin), *p2p,
+            "--disable-observability", "--l2-adapter", json.dumps(plugin),
+            "--l2-store-policy", policy, *p2p,
         )  # fmt: skip
+
+    def counts(self) -> dict[str, Any]:
+        """What its L2 plug-in says of itself in the server's status."""
+        with urllib.request.urlopen(f"http://{HOST}:{self.port}/status", timeout=20.0) as page:
+            (plugin,) = _dicts(json.load(page), "moved_to_peers")
+        return plugin

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from waiting import GUARD_S, eventually
 
 from kvxfer.connectors.lmcache.chunk_store import Bytes, ChunkStore
 from kvxfer.connectors.lmcache.page_store import Form
@@ -74,6 +75,33 @@ def test_a_chunk_of_a_peer_is_read_over(new_store: MakeStore) -> None:
         assert far.put(*chunk(number))
 
 
+def test_chunks_of_a_peer_are_read_at_once(new_store: MakeStore) -> None:
+    at = free_address()
+    far = new_store(listen=at)
+    near = new_store(num_pages=2, peers=[at])
+    for number in range(3):
+        far.put(*chunk(number))
+    assert near.pin_all(["chunk-0", "another", "chunk-2"]) == (set(), {"chunk-0", "chunk-2"})
+    for number in (0, 2):
+        name, _, data = chunk(number)
+        np.testing.assert_array_equal(content(near, name), data)
+    assert near.unpin("chunk-0")
+    # One page is left, and of what is here none gives way.
+    assert near.pin_all(["chunk-1", "chunk-2"]) == ({"chunk-2"}, {"chunk-1"})
+    assert "chunk-0" not in near
+    assert [near.unpin("chunk-2") for _ in range(3)] == [True, True, False]
+    for number in range(100, 100 + NUM_PAGES):
+        assert far.put(*chunk(number))  # nothing stays held over there
+
+
+def test_what_one_peer_had_does_not_give_way_to_what_another_has(new_store: MakeStore) -> None:
+    addresses = [free_address(), free_address()]
+    for number, at in enumerate(addresses):
+        new_store(listen=at).put(*chunk(number))
+    near = new_store(num_pages=1, peers=addresses)
+    assert near.pin_all(["chunk-0", "chunk-1"]) == (set(), {"chunk-0"})
+
+
 def test_a_copy_is_written_to_a_peer(new_store: MakeStore) -> None:
     at = free_address()
     far = new_store(listen=at)
@@ -81,6 +109,38 @@ def test_a_copy_is_written_to_a_peer(new_store: MakeStore) -> None:
     name, form, data = chunk(3, 1000)
     near.put(name, form, data)
     np.testing.assert_array_equal(content(far, name), data)
+
+
+def test_a_chunk_is_given_to_a_peer_and_not_kept(new_store: MakeStore) -> None:
+    at = free_address()
+    dropped: list[str] = []
+    far = new_store(num_pages=1, listen=at)
+    near = new_store(num_pages=1, peers=[at], on_drop=dropped.append)
+    name, form, data = chunk(3, 1000)
+    assert near.give(name, form, data)
+    assert near.give(name, form, data)  # it is there
+    assert name not in near
+    assert dropped == []  # it never was here
+    np.testing.assert_array_equal(content(far, name), data)
+    assert near.is_near(name)
+    np.testing.assert_array_equal(content(near, name), data)
+    with pytest.raises(InvalidUsage, match="a page of this store has 4096"):
+        near.give("large", Form(PAGE_BYTES + 1, [], "uint8", 4), data)
+
+
+def test_a_chunk_that_no_peer_takes_is_not_given(new_store: MakeStore) -> None:
+    at = free_address()
+    far = new_store(num_pages=1, listen=at)
+    near = new_store(num_pages=1, peers=[at])
+    far.put(*chunk(1))
+    assert far.pin("chunk-1")
+    assert not near.give(*chunk(2))
+    far.close()
+    assert not near.give(*chunk(2))
+    assert near.put(*chunk(2))  # its page is free again
+    assert near.pin("chunk-2")
+    assert not near.give(*chunk(3))  # no page here for its way
+    assert not new_store().give(*chunk(3))  # it has no peers
 
 
 def test_a_peer_that_is_gone_is_no_error_and_one_that_returns_is_met(new_store: MakeStore) -> None:
@@ -93,7 +153,19 @@ def test_a_peer_that_is_gone_is_no_error_and_one_that_returns_is_met(new_store: 
     assert not near.is_anywhere("chunk-2")
     far = new_store(listen=at)
     far.put(*chunk(2))
-    assert near.is_near("chunk-2")
+    eventually(lambda: near.is_near("chunk-2"), "the peer that returned is not met", GUARD_S)
+
+
+def test_a_peer_that_does_not_answer_is_left_alone_for_a_while(
+    new_store: MakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    at = free_address()
+    near = new_store(peers=[at], copies="moved")
+    for number in range(4):
+        assert not near.give(*chunk(number))
+    assert caplog.text.count(f"no store answered at {at} within 2 s") == 1
+    assert caplog.text.count("it is asked again in") == 3
 
 
 def test_a_pinned_chunk_does_not_give_way(new_store: MakeStore) -> None:

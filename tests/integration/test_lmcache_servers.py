@@ -71,6 +71,22 @@ def test_a_server_finds_in_l2_what_another_stored(
     )  # an error of its peer's alone
 
 
+def test_a_server_moves_what_it_is_given_to_another(
+    new_server: MakeServer, client: HostProcess
+) -> None:
+    at = f"{HOST}:{free_ports(1)[0]}"
+    pool = {"page_bytes": CHUNK_BYTES, "storage_bytes": 16 * CHUNK_BYTES}
+    far = new_server(**pool, listen=at)
+    near = new_server(**pool, peers=[at], copies="moved", policy="skip_l1")
+    open_all(client, far, near)
+    assert client.call("store", url=near.url, number=1)
+    assert client.call("hits", url=near.url, number=1, wanted=CHUNKS) == CHUNKS
+    assert client.call("retrieve", url=near.url, number=1) == "right"
+    counts = near.counts()
+    assert (counts["moved_to_peers"], counts["read_from_peers"]) == (CHUNKS, CHUNKS)
+    assert client.call("hits", url=far.url, number=1, wanted=CHUNKS) == CHUNKS
+
+
 def test_a_server_reads_from_the_memory_of_its_peer(
     coordinator: Coordinator, new_server: MakeServer, client: HostProcess
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from fake_reuse import TOKEN_BYTES, FakeReuse, reuse_setup, serving
 
 from kvxfer.connectors.vllm.timings import Event
-from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, TransferTimeout
+from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, PeerLost, TransferTimeout
 from kvxfer.pd.experiments.kv_reuse import measure
 from kvxfer.pd.experiments.kv_reuse.cases import Sweep, sweep_of
 from kvxfer.pd.experiments.kv_reuse.measure import Asker
@@ -136,7 +136,8 @@ def test_a_wait_longer_than_the_step_is_said_so() -> None:
 def ask(
     folder: Path, reuse: Reuse, *faults: str, sweep: Sweep = SWEEP, model: str = "tiny"
 ) -> ReuseRun:
-    fake = FakeReuse(folder, *faults, has_store=reuse == "mooncake")
+    is_far = reuse == "lmcache-far"
+    fake = FakeReuse(folder, *faults, has_store=is_far or reuse == "mooncake", is_far=is_far)
     with serving(fake):
         return Asker(stack=fake.stack, setup=reuse_setup(reuse, model), timeout_s=10.0).run(sweep)
 
@@ -223,6 +224,31 @@ def test_hits_of_the_engines_own_cache_are_a_fault(tmp_path: Path) -> None:
     first = msgspec.structs.replace(run.asked[1], cached_tokens=16, loaded_tokens=496)
     spoilt = msgspec.structs.replace(run, asked=[first, *run.asked])
     assert any("16 tokens in the engine's own" in fault for fault in shown(spoilt)[1])
+
+
+def test_hits_of_a_far_store_are_read_from_there(tmp_path: Path) -> None:
+    run = ask(tmp_path, "lmcache-far")
+    assert [(one.far_chunks, one.near_chunks) for one in run.asked] == [(0, 0), (2, 0), (4, 0)] * 2
+    assert shown(run)[:2] == ([("lmcache-far", hit) for hit in HITS], [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"), [("nearer", "0 chunks read from there and 2 not"), ("nowhere", "and 0 not")]
+)
+def test_hits_that_are_not_from_the_far_store_are_a_fault(
+    fault: str, text: str, tmp_path: Path
+) -> None:
+    points, faults, _ = shown(ask(tmp_path, "lmcache-far", fault))
+    assert points == [("lmcache-far", 0)]
+    assert len(faults) == 2
+    assert "2 of 2 prompts had hits that are not from the far store" in faults[0]
+    assert text in faults[0]
+
+
+def test_a_store_that_ends_before_it_took_a_prompt_is_told_of(tmp_path: Path) -> None:
+    sweep = Sweep(isl=ISL, osl=4, hits=(512,), count=1)
+    with pytest.raises(PeerLost, match="far-store ended"):
+        ask(tmp_path, "lmcache-far", "holds nothing", "ends", sweep=sweep)
 
 
 def test_answers_that_differ_after_a_hit_are_a_fault(tmp_path: Path) -> None:

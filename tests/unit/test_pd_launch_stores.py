@@ -12,7 +12,7 @@ from free_ports import free_ports
 from kvxfer.env import child_environment
 from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost
 from kvxfer.pd.launch import stores
-from kvxfer.pd.launch.engines import Program, engine_programs, store_program
+from kvxfer.pd.launch.engines import Program, engine_programs, store_programs
 from kvxfer.pd.launch.ports import PortPlan
 from kvxfer.pd.launch.python_site import MOONCAKE, PythonSite
 from kvxfer.pd.launch.spec import parse_setup
@@ -27,10 +27,14 @@ def site(*packages: str, is_cpu: bool = True) -> PythonSite:
     return PythonSite("/py", is_cpu, has_flashinfer=True, versions=dict.fromkeys(packages, "1"))
 
 
-def programs(text: str, *, is_cpu: bool = False) -> tuple[Program | None, Program]:
+def programs(text: str, *, is_cpu: bool = False) -> tuple[list[Program], Program]:
     spec, ports = parse_setup(text), PortPlan()
     (engine,) = engine_programs(spec, MODEL, site(is_cpu=is_cpu), ports)
-    return store_program(spec, site(is_cpu=is_cpu), ports), engine
+    return store_programs(spec, site(is_cpu=is_cpu), ports), engine
+
+
+def option(program: Program, name: str) -> str:
+    return program.words[program.words.index(name) + 1]
 
 
 def transfer(program: Program) -> dict[str, Any]:
@@ -40,9 +44,9 @@ def transfer(program: Program) -> dict[str, Any]:
 
 
 def test_without_a_store_nothing_is_told_or_started() -> None:
-    assert programs("a=aggregated")[0] is None
-    store, engine = programs("a=aggregated,reuse=none")
-    assert store is None
+    assert programs("a=aggregated")[0] == []
+    stores, engine = programs("a=aggregated,reuse=none")
+    assert stores == []
     assert "--no-enable-prefix-caching" in engine.words
     assert "--kv-transfer-config" not in engine.words
     assert "--no-enable-prefix-caching" not in programs("a=aggregated")[1].words
@@ -53,8 +57,7 @@ def test_mooncake_and_its_engine_name_the_same_ports(
     is_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MC_STORE_MEMCPY", raising=False)
-    store, engine = programs("a=aggregated,reuse=mooncake", is_cpu=is_cpu)
-    assert store is not None
+    (store,), engine = programs("a=aggregated,reuse=mooncake", is_cpu=is_cpu)
     assert store.words[:3] == ("/py", "-m", "mooncake.cli")
     assert {"--rpc_port=7501", "--metrics_port=7502"} <= set(store.words)
     assert (store.url, store.health) == ("http://127.0.0.1:7502", "/health")
@@ -74,17 +77,35 @@ def test_mooncake_and_its_engine_name_the_same_ports(
 
 
 def test_lmcache_and_its_engine_name_the_same_port() -> None:
-    store, engine = programs("a=aggregated,reuse=lmcache")
-    assert store is not None
-    words = list(store.words)
-    assert words[1:3] == ["-m", "lmcache.v1.multiprocess.http_server"]
-    assert [words[words.index(name) + 1] for name in ("--host", "--port")] == ["127.0.0.1", "7501"]
-    assert words[words.index("--http-port") + 1] == "7502"
+    (store,), engine = programs("a=aggregated,reuse=lmcache")
+    assert store.words[1:3] == ("-m", "lmcache.v1.multiprocess.http_server")
+    assert [option(store, name) for name in ("--host", "--port")] == ["127.0.0.1", "7501"]
+    assert option(store, "--http-port") == "7502"
+    assert "--l2-adapter" not in store.words
     assert (store.url, store.health) == ("http://127.0.0.1:7502", "/healthcheck")
     told = transfer(engine)
     assert told["kv_connector"].endswith("lmcache_mp_connector:LMCacheMPConnector")
     assert told["kv_connector_extra_config"]["lmcache.mp.port"] == 7501
     assert engine.files == {}
+
+
+@pytest.mark.parametrize("is_cpu", [False, True])
+def test_the_store_beside_an_engine_moves_its_kv_to_the_far_one(is_cpu: bool) -> None:
+    (near, far), engine = programs("a=aggregated,reuse=lmcache-far", is_cpu=is_cpu)
+    assert [(one.name, one.url, one.health) for one in (near, far)] == [
+        ("store", "http://127.0.0.1:7502", "/healthcheck"),
+        ("far-store", "http://127.0.0.1:7505", "/healthcheck"),
+    ]
+    assert set(near.ports).isdisjoint(far.ports)
+    assert option(far, "--port") == "7504"
+    assert option(near, "--l2-store-policy") == "skip_l1"
+    told = [json.loads(option(one, "--l2-adapter")) for one in (near, far)]
+    assert {one["module_path"] for one in told} == {"kvxfer.connectors.lmcache.mp"}
+    here, there = (one["adapter_params"] for one in told)
+    assert there["page_bytes"] == here["page_bytes"] == (8 if is_cpu else 64) << 20
+    assert there["listen"] == "127.0.0.1:7506"
+    assert (here["peers"], here["copies"]) == ([there["listen"]], "moved")
+    assert transfer(engine)["kv_connector_extra_config"]["lmcache.mp.port"] == 7501
 
 
 def test_ports_of_a_store_are_nobody_elses() -> None:
@@ -110,6 +131,7 @@ def test_reuse_is_of_one_engine_and_known(text: str) -> None:
     [
         ("mooncake", (), True, "pip install mooncake-transfer-engine-non-cuda"),
         ("lmcache", (MOONCAKE[0],), True, "pip install lmcache"),
+        ("lmcache-far", (), True, "reuse=lmcache-far needs LMCache"),
         ("mooncake", (MOONCAKE[2],), False, "apt-get install libibverbs1 libnuma1 libcurl4$"),
         ("lmcache", ("lmcache", MOONCAKE[2]), False, "apt-get install libibverbs1"),
         ("mooncake", (MOONCAKE[1],), True, ""),
@@ -162,6 +184,13 @@ def _puts(**items: int) -> str:
     return "\n".join(["# TYPE a counter", *lines, ""])
 
 
+def _moving(objects: int) -> str:
+    plugin = {"moved_to_peers": 7, "read_from_peers": 5, "found_here": 1}
+    return json.dumps(
+        {"l1": {"total_object_count": objects, "write_locked_count": 0}, "l2_adapters": [plugin]}
+    )
+
+
 @pytest.mark.parametrize(
     ("reuse", "page", "held"),
     [
@@ -172,6 +201,9 @@ def _puts(**items: int) -> str:
         ("lmcache", '{"total_object_count":4,"write_locked_count": 0}', Held(4, is_busy=False)),
         ("lmcache", '{"total_object_count":4,"write_locked_count":2}', Held(4, is_busy=True)),
         ("lmcache", "{}", None),
+        ("lmcache-far", _moving(objects=0), Held(7, is_busy=False, num_far=5, num_near=1)),
+        ("lmcache-far", _moving(objects=2), Held(7, is_busy=True, num_far=5, num_near=1)),
+        ("lmcache-far", '{"total_object_count":4,"write_locked_count":2}', None),
     ],
 )
 def test_how_much_a_store_holds(reuse: str, page: str, held: Held | None) -> None:
@@ -196,7 +228,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 def server(name: str, port: int, health: str, needed: str = "") -> Program:
     return Program(
         name=name,
-        role=None if name == "store" else "both",
+        role="both" if name == "engine" else None,
         url=f"http://127.0.0.1:{port}",
         words=(sys.executable, "-c", _SERVER, str(port), health, needed),
         environment=child_environment({}),
@@ -206,10 +238,10 @@ def server(name: str, port: int, health: str, needed: str = "") -> Program:
     )
 
 
-def test_the_engine_waits_for_its_store_and_finds_its_file(tmp_path: Path) -> None:
-    first, second = free_ports(2)
+def test_the_engine_waits_for_its_stores_and_finds_its_file(tmp_path: Path) -> None:
+    first, second, third = free_ports(3)
     engine = server("engine", first, "/health", needed="some.json")
-    store = server("store", second, "/healthcheck")
+    store, far = server("store", second, "/healthcheck"), server("far", third, "/healthcheck")
     seen: list[dict[str, str]] = []
 
     def watch(states: Any) -> None:
@@ -217,15 +249,16 @@ def test_the_engine_waits_for_its_store_and_finds_its_file(tmp_path: Path) -> No
             {state.name: state.state for state in states if isinstance(state, ProgramState)}
         )
 
-    with Stack([engine], None, tmp_path, host="127.0.0.1", store=store) as stack:
+    with Stack([engine], None, tmp_path, host="127.0.0.1", stores=(store, far)) as stack:
         stack.wait_up(30.0, watch)
         assert stack.url == engine.url
         assert stack.store is store
         assert stack.folder == tmp_path
         assert stack.token_budget() is None
-    assert seen[-1] == {"store": "up", "engine": "up"}
-    assert {"store": "up", "engine": "waiting"} in seen
-    assert not any(one["engine"] != "waiting" for one in seen if one["store"] != "up")
+    assert seen[-1] == {"store": "up", "far": "up", "engine": "up"}
+    assert {"store": "up", "far": "up", "engine": "waiting"} in seen
+    early = [one for one in seen if {one["store"], one["far"]} != {"up"}]
+    assert {one["engine"] for one in early} == {"waiting"}
 
 
 def test_a_store_that_ends_is_told_of(tmp_path: Path) -> None:
@@ -233,7 +266,7 @@ def test_a_store_that_ends_is_told_of(tmp_path: Path) -> None:
     broken = replace(server("store", second, "/health", needed="some.json"), files={})
     engine = server("engine", first, "/health")
     with (
-        Stack([engine], None, tmp_path, host="127.0.0.1", store=broken) as stack,
+        Stack([engine], None, tmp_path, host="127.0.0.1", stores=[broken]) as stack,
         pytest.raises(PeerLost, match=r"store ended(?s:.*)some\.json"),
     ):
         stack.wait_up(30.0)

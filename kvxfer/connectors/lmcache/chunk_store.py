@@ -103,11 +103,7 @@ class ChunkStore(Closing):
         Raises:
             InvalidUsage: more bytes than a page has.
         """
-        if not 0 < form.num_bytes <= self._pool.page_bytes:
-            raise InvalidUsage(
-                f"a chunk of {form.num_bytes} bytes; a page of this store has "
-                f"{self._pool.page_bytes}"
-            )
+        self._require_fits(form)
         writer = next(self._names)
         page = self._pages.begin(name, form, writer)
         if page is not None:
@@ -117,9 +113,31 @@ class ChunkStore(Closing):
             self._copy_out(name)
         return page is not None
 
+    def give(self, name: str, form: Form, data: Bytes) -> bool:
+        """Write a chunk to a peer and keep none of it here; False where that peer does not have it
+        then, and where the chunk is here already or no page gives way for it on its way.
+
+        Raises:
+            InvalidUsage: more bytes than a page has.
+        """
+        self._require_fits(form)
+        writer = next(self._names)
+        page = self._pages.begin(name, form, writer) if self._far else None
+        if page is None:
+            return False
+        try:
+            self._memory[page, : form.num_bytes] = data
+            far = self._far_of(name)
+            return far.put([(name, page, form)]) == 1 or far.has([name])[0]
+        except KvxferError as error:
+            _log.warning("a chunk is not stored at a peer: %s", error)
+            return False
+        finally:
+            self._pages.finish(name, writer, is_filled=False)
+
     def is_near(self, name: str) -> bool:
         """Whether a chunk is here, read from a peer if need be."""
-        return name in self._pages or any(self._fetch(far, name) for far in self._far)
+        return name in self._pages or any(self._fetch(far, [name]) for far in self._far)
 
     def is_anywhere(self, name: str) -> bool:
         """Whether a chunk is here or at a peer; nothing is read."""
@@ -140,6 +158,23 @@ class ChunkStore(Closing):
         """Keep a chunk that is here, until as many :meth:`unpin`."""
         return self._pages.hold(name, _PINNED) is not None
 
+    def pin_all(self, names: Sequence[str]) -> tuple[set[str], set[str]]:
+        """Pin the chunks that are here, and those that peers have, of each peer all at once.
+
+        What is found is pinned before more is read, which would else take its pages.
+
+        Returns:
+            Those that were here, and those that were read from peers.
+        """
+        here = {name for name in names if self.pin(name)}
+        came: set[str] = set()
+        for far in self._far:
+            missing = [name for name in names if name not in here and name not in came]
+            if missing:
+                self._fetch(far, missing)
+                came.update(name for name in missing if self.pin(name))
+        return here, came
+
     def unpin(self, name: str) -> bool:
         """Undo one pin; False where there is none."""
         return self._pages.let_go(name, _PINNED)
@@ -157,11 +192,22 @@ class ChunkStore(Closing):
         self._endpoint.close()
         self._pool.close()
 
+    def _require_fits(self, form: Form) -> None:
+        if not 0 < form.num_bytes <= self._pool.page_bytes:
+            raise InvalidUsage(
+                f"a chunk of {form.num_bytes} bytes; a page of this store has "
+                f"{self._pool.page_bytes}"
+            )
+
+    def _far_of(self, name: str) -> FarStore:
+        """The peer that a chunk is written to: the same one from every process."""
+        return self._far[sum(name.encode()) % len(self._far)]
+
     def _bytes(self, entry: Entry) -> Bytes:
         return self._memory[entry.page, : entry.form.num_bytes]
 
     def _copy_out(self, name: str) -> None:
-        far = self._far[sum(name.encode()) % len(self._far)]  # the same one from every process
+        far = self._far_of(name)
         reader = next(self._names)
         entry = self._pages.hold(name, reader)
         if entry is None:
@@ -173,13 +219,16 @@ class ChunkStore(Closing):
         finally:
             self._pages.let_go(name, reader)
 
-    def _fetch(self, far: FarStore, name: str) -> bool:
-        writer, came = next(self._names), False
+    def _fetch(self, far: FarStore, names: Sequence[str]) -> set[str]:
+        """Read what a peer has of these and is not here; returns what came."""
+        writer = next(self._names)
+        came: set[str] = set()
         try:
-            came = bool(far.fetch([name], lambda key, form: self._pages.begin(key, form, writer)))
+            came.update(far.fetch(names, lambda key, form: self._pages.begin(key, form, writer)))
         except KvxferError as error:
-            _log.warning("a chunk is not fetched: %s", error)
-        self._pages.finish(name, writer, is_filled=came)
+            _log.warning("chunks are not fetched: %s", error)
+        for name in names:
+            self._pages.finish(name, writer, is_filled=name in came)
         return came
 
     def _has(self, far: FarStore, name: str) -> bool:

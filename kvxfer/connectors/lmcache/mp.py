@@ -32,13 +32,15 @@ class L2Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         page_bytes: of the largest object.
+        copies: besides, ``moved``: what is stored here goes to a peer alone; it is kept here where
+            no peer takes it.
     """
 
     page_bytes: Annotated[int, Meta(ge=1, lt=1 << 40)]
     storage_bytes: Annotated[int, Meta(ge=1, lt=1 << 46)] = 1 << 30
     listen: str = ""
     peers: tuple[str, ...] = ()
-    copies: Literal["local", "peers"] = "local"
+    copies: Literal["local", "peers", "moved"] = "local"
 
 
 class KvxferL2(L2AdapterInterface):  # type: ignore[misc]
@@ -64,9 +66,11 @@ class KvxferL2(L2AdapterInterface):  # type: ignore[misc]
             given.storage_bytes,
             listen=given.listen,
             peers=given.peers,
-            copies=given.copies,
+            copies="local" if given.copies == "moved" else given.copies,
             on_drop=self._dropped,
         )
+        self._moves = given.copies == "moved"
+        self._counts = dict.fromkeys(("moved_to_peers", "read_from_peers", "found_here"), 0)
         self._keys: dict[str, tuple[Any, int]] = {}
         self._results: dict[int, Any] = {}
         self._next_task = 0
@@ -104,7 +108,7 @@ class KvxferL2(L2AdapterInterface):  # type: ignore[misc]
 
     def submit_lookup_and_lock_task(self, keys: Sequence[Any], group_layout_descs: Any) -> int:
         """Find objects, fetch those of peers, and keep them until they are unlocked."""
-        return self._submit("lookup", lambda: self._bitmap(keys, self._lock_one), Bitmap(len(keys)))
+        return self._submit("lookup", lambda: self._lock_all(keys), Bitmap(len(keys)))
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         """Which objects were found; None while they are looked for. Told once."""
@@ -129,6 +133,11 @@ class KvxferL2(L2AdapterInterface):  # type: ignore[misc]
         """Which objects were filled; None while they are. Told once."""
         with self._lock:
             return self._results.pop(task_id, None)
+
+    def report_status(self) -> dict[str, Any]:
+        """For LMCache's ``/status``: objects moved to peers, which may have had them already, and
+        objects of lookups by where they were."""
+        return {"is_healthy": not self._is_closed, "type": type(self).__name__, **self._counts}
 
     def close(self) -> None:
         """End everything; may be called more than once."""
@@ -163,8 +172,13 @@ class KvxferL2(L2AdapterInterface):  # type: ignore[misc]
         num_bytes = 0
         for key, obj in zip(keys, objects, strict=True):
             name, size = _name(key), obj.get_size()
+            form, data = Form(size, [], "", 0), bytes_of(obj, size)
+            if self._moves and self._chunks.give(name, form, data):
+                self._counts["moved_to_peers"] += 1
+                num_bytes += size
+                continue
             self._keys.setdefault(name, (key, size))
-            if self._chunks.put(name, Form(size, [], "", 0), bytes_of(obj, size)):
+            if self._chunks.put(name, form, data):
                 # At once, because a later chunk of this task may already take its page.
                 self._notify_keys_stored([key], [size])
                 num_bytes += size
@@ -181,8 +195,11 @@ class KvxferL2(L2AdapterInterface):  # type: ignore[misc]
         self._notify_keys_accessed([keys[index] for index in found])
         return bitmap
 
-    def _lock_one(self, name: str) -> bool:
-        return self._chunks.is_near(name) and self._chunks.pin(name)
+    def _lock_all(self, keys: Sequence[Any]) -> Any:
+        here, came = self._chunks.pin_all(list(map(_name, keys)))
+        self._counts["found_here"] += len(here)
+        self._counts["read_from_peers"] += len(came)
+        return self._bitmap(keys, (here | came).__contains__)
 
     def _load_one(self, name: str, obj: Any) -> bool:
         with self._chunks.reading(name) as found:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
@@ -22,13 +23,15 @@ from kvxfer.control import (
     ReserveReply,
     ReserveRequest,
 )
-from kvxfer.errors import KvxferError, ProtocolMismatch
+from kvxfer.errors import ControlTimeout, KvxferError, PeerLost, ProtocolMismatch
 from kvxfer.session import Endpoint
 from kvxfer.session.requests import Writers
 from kvxfer.transport import Op, Tuning
 
 _log = logging.getLogger(__name__)
 _CHECK_S = 1.0
+_LEFT_ALONE_S = 3.0
+_BEGINNINGS = ("find", "has", "reserve")
 _Keys = Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=MAX_KEYS)]
 _Name = Annotated[str, Meta(max_length=256)]
 
@@ -142,6 +145,7 @@ class FarStore:
     def __init__(self, url: str, endpoint: Endpoint, pool: PagePool, timeout_s: float) -> None:
         """The one that answers at ``url`` (host:port), which is met when it is first needed."""
         self._url, self._pool, self._timeout_s = url, pool, timeout_s
+        self._left_alone_until_s = 0.0
         self._lane = Lane(url, endpoint, self._greet, tuning=Tuning(), connect_timeout_s=timeout_s)
 
     def fetch(self, keys: Sequence[str], take: Callable[[str, Form], int | None]) -> list[str]:
@@ -217,6 +221,8 @@ class FarStore:
     def _ask(self, kind: str, keys: Sequence[str], forms: Sequence[Form] = ()) -> Tell:
         if not keys:
             return Tell()
+        if kind in _BEGINNINGS:
+            self._require_answering()
         who = self._lane.connect().connection
         return self._call(Ask(kind, who, list(keys), list(forms)))  # type: ignore[arg-type]
 
@@ -226,6 +232,21 @@ class FarStore:
             raise ProtocolMismatch(f"{self._url} answers, but is no store of kvxfer")
         return hello
 
+    def _require_answering(self) -> None:
+        # Each question to one that is gone costs all of its limit, and chunks come by the dozen.
+        left_s = self._left_alone_until_s - time.monotonic()
+        if left_s > 0:
+            raise PeerLost(
+                f"the store at {self._url} did not answer; it is asked again in {left_s:.1f} s"
+            )
+
     def _call(self, ask: Ask) -> Tell:
-        with calling(self._url, self._timeout_s) as caller:
-            return decode(caller.call(encode(ask)), Tell)
+        try:
+            with calling(self._url, self._timeout_s) as caller:
+                return decode(caller.call(encode(ask)), Tell)
+        except ControlTimeout as error:
+            self._left_alone_until_s = time.monotonic() + _LEFT_ALONE_S
+            raise ControlTimeout(
+                f"no store answered at {self._url} within {self._timeout_s:g} s; start it, or "
+                "check the addresses of the peers"
+            ) from error

@@ -24,7 +24,7 @@ class Program:
     """A program that serves HTTP.
 
     Attributes:
-        name: ``prefill0``, ``decode1``, ``engine``, ``store``, ``proxy``.
+        name: ``prefill0``, ``decode1``, ``engine``, ``store``, ``far-store``, ``proxy``.
         role: what it does; None for what is no engine.
         url: where it answers.
         words: its command line.
@@ -96,20 +96,26 @@ def engine_programs(
     return programs
 
 
-def store_program(spec: SetupSpec, site: PythonSite, ports: PortPlan) -> Program | None:
-    """The store beside the engine; None where the set-up has none."""
-    store = STORES.get(spec.reuse)
+def store_programs(spec: SetupSpec, site: PythonSite, ports: PortPlan) -> list[Program]:
+    """The store beside the engine, and the one that it reads from; empty where there is none."""
+    store, at = STORES.get(spec.reuse), ports.store
     if store is None:
-        return None
-    return Program(
-        name="store",
-        role=None,
-        url=f"http://{LOOPBACK}:{ports.store[1]}",
-        words=(site.python, *store.words(ports.store, site.is_cpu)),
-        environment=child_environment(store.environment),
-        ports=ports.store,
-        health=store.health,
-    )
+        return []
+    programs = [("store", store.words, at.near, at.http)]
+    if store.far_words is not None:
+        programs.append(("far-store", store.far_words, at.far, at.far_http))
+    return [
+        Program(
+            name=name,
+            role=None,
+            url=f"http://{LOOPBACK}:{http}",
+            words=(site.python, *words(at, site.is_cpu)),
+            environment=child_environment(store.environment),
+            ports=bound,
+            health=store.health,
+        )
+        for name, words, bound, http in programs
+    ]
 
 
 def proxy_program(spec: SetupSpec, ports: PortPlan, host: str, port: int) -> Program:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from kvxfer.errors import NotAvailable
-from kvxfer.pd.launch.engines import engine_programs, proxy_program, store_program
+from kvxfer.pd.launch.engines import engine_programs, proxy_program, store_programs
 from kvxfer.pd.launch.ports import FRONT_PORT, LOOPBACK, PortPlan
 from kvxfer.pd.launch.python_site import PythonSite
 from kvxfer.pd.launch.spec import SetupSpec
@@ -67,8 +67,8 @@ class Launcher:
         is_pd = spec.kind == "pd"
         proxy = proxy_program(spec, self.ports, self.host, self.port) if is_pd else None
         folder = Path(tempfile.mkdtemp(prefix=f"{spec.name}-", dir=self.logs))
-        store = store_program(spec, self.site, self.ports)
-        stack = Stack(engines, proxy, folder, host=self.host, store=store)
+        stores = store_programs(spec, self.site, self.ports)
+        stack = Stack(engines, proxy, folder, host=self.host, stores=stores)
         try:
             stack.wait_up(self.start_timeout_s, watch)
         except BaseException:

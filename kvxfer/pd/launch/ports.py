@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvxfer.errors import InvalidUsage, NotAvailable
 
@@ -14,6 +14,35 @@ _SPAN = 100  # of each purpose
 _SIDE_STEP = 10  # NixlConnector takes one a data-parallel rank
 _PURPOSES = 6
 _MAX_PORT = 65535
+
+
+class StorePorts(NamedTuple):
+    """Ports of a store beside an engine, and of a far one that it reads from.
+
+    Attributes:
+        requests: of the engine.
+        http: health, and what the store says of itself.
+        metrics: where it has them apart.
+        far_requests, far_http: likewise.
+        far_chunks: where the store beside the engine comes for chunks.
+    """
+
+    requests: int
+    http: int
+    metrics: int
+    far_requests: int
+    far_http: int
+    far_chunks: int
+
+    @property
+    def near(self) -> tuple[int, int, int]:
+        """Those of the store beside the engine."""
+        return self[:3]
+
+    @property
+    def far(self) -> tuple[int, int, int]:
+        """Those of the far one."""
+        return self[3:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +82,10 @@ class PortPlan:
         return self.base + 4 * _SPAN
 
     @property
-    def store(self) -> tuple[int, int, int]:
-        """A store of KV beside an engine: requests, HTTP, metrics where it has them apart."""
+    def store(self) -> StorePorts:
+        """Stores of KV beside an engine."""
         first = self.notification + 1
-        return first, first + 1, first + 2
+        return StorePorts(*range(first, first + len(StorePorts._fields)))
 
     def side(self, engine: int) -> int:
         """The side channel of NixlConnector of any engine, counted through."""

@@ -1,4 +1,4 @@
-"""A running set-up: a store, engines started together, the proxy; watched, and ended as one."""
+"""A running set-up: stores, engines started together, the proxy; watched, and ended as one."""
 
 import re
 import time
@@ -36,7 +36,7 @@ Watcher = Callable[[Sequence[ProgramState]], None]
 
 
 class Stack(Closing):
-    """Engines, for ``pd`` a proxy, beside one engine perhaps a store. A context manager.
+    """Engines, for ``pd`` a proxy, beside one engine perhaps stores. A context manager.
 
     Nothing that it started runs on after :meth:`close`, nor after the death of this process.
     """
@@ -48,9 +48,9 @@ class Stack(Closing):
         folder: Path,
         *,
         host: str,
-        store: Program | None = None,
+        stores: Sequence[Program] = (),
     ) -> None:
-        """Check the ports and start all engines at once, or the store that they need.
+        """Check the ports and start all engines at once, or the stores that they need.
 
         Args:
             engines: at least one.
@@ -58,16 +58,16 @@ class Stack(Closing):
                 one engine.
             folder: an empty one, for logs.
             host: the address that the proxy binds; engines bind loopback.
-            store: what engines cannot start without; they are started by :meth:`wait_up` then.
+            stores: what engines cannot start without; they are started by :meth:`wait_up` then.
+                The first is the one that the engine asks.
 
         Raises:
             NotAvailable: a port is in use.
         """
-        stores = () if store is None else (store,)
         proxies = () if proxy is None else (proxy,)
         self._engines = tuple(engines)
         self._proxy = proxy
-        self._store = store
+        self._store = stores[0] if stores else None
         self._folder = folder
         self._children: list[tuple[Program, Child, float]] = []
         self._up: set[str] = set()
@@ -95,7 +95,7 @@ class Stack(Closing):
 
     @property
     def store(self) -> Program | None:
-        """The store, where there is one."""
+        """The store that the engine asks, where there is one."""
         return self._store
 
     @property

@@ -2,14 +2,15 @@
 
 The slides' sweep: prompts of 8k tokens, of which 0 to 8k are in Mooncake Store, and their open
 question: why loading is a quarter of TTFT where all is there. Set-ups are one engine each:
-``reuse=none`` computes everything, ``vllm`` has its own prefix cache, ``mooncake`` and ``lmcache``
-a store beside the engine (`kvxfer.pd.launch.stores`), started and ended with it.
+``reuse=none`` computes everything, ``vllm`` has its own prefix cache, ``mooncake``, ``lmcache`` and
+``lmcache-far`` a store beside the engine (`kvxfer.pd.launch.stores`), started and ended with it; in
+the last one KV lies in another server, from which the one beside the engine reads it by kvxfer.
 
     cases     the prompts: each begins in its own way, equal for all set-ups
     measure   one at a time: put the beginning there, drop the engine's own cache, ask, count hits
     parts     where a TTFT goes, from what `kvxfer.connectors.vllm.timed` noted in the engine
     record    what a set-up answered
-    points    which figures may be shown: hits as asked for, answers as without reuse
+    points    which figures may be shown: hits as asked for and from where, answers as without reuse
     shown     findings, table, drawings
 
 The planner's store has a bandwidth and no hooks: it could say nothing of the parts, so nothing is
@@ -46,7 +47,8 @@ from kvxfer.pd.result import PDPoint
 
 _NONE: Final = "none=aggregated,reuse=none"
 _MOONCAKE: Final = "mooncake=aggregated,reuse=mooncake"
-_ALL: Final = (_NONE, "vllm=aggregated", _MOONCAKE, "lmcache=aggregated,reuse=lmcache")
+_LMCACHE: Final = ("lmcache=aggregated,reuse=lmcache", "far=aggregated,reuse=lmcache-far")
+_ALL: Final = (_NONE, "vllm=aggregated", _MOONCAKE, *_LMCACHE)
 
 
 def _conduct(context: Context) -> ExperimentResult:

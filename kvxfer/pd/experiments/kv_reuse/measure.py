@@ -1,7 +1,8 @@
 """One set-up, asked every prompt of the sweep, one at a time.
 
 What is to be there of a prompt is sent before it, as a prompt of its own. With a store, the
-engine's own prefix cache is dropped then, so that hits can only come from the store.
+engine's own prefix cache is dropped then, so that hits can only come from the store. A store that
+reads from a far one is asked after each prompt what it read.
 """
 
 import json
@@ -76,13 +77,14 @@ class Asker:
             body = self._body(case.prefix, 1)
             client.post_all(self.stack.url, "/v1/completions", [body], self.timeout_s)
             if store is not None:
-                self._settled(store, held)
+                held = self._settled(store, held)
                 self._drop_own_cache()
         before = self._counters()
         sent_s = time.monotonic()
         body = self._body(case.prompt, sweep.osl) | {"request_id": case.name}
         answer = client.complete(self.stack.url, body, self.timeout_s)
         counted = self._counted_since(before, len(case.prompt))
+        num_far, num_near = self._looked_up_since(held)
         return sent_s, Asked(
             hit_tokens=case.hit_tokens,
             index=case.index,
@@ -90,6 +92,8 @@ class Asker:
             text=answer.text,
             cached_tokens=counted.num_cached_tokens,
             loaded_tokens=counted.num_loaded_tokens,
+            far_chunks=num_far,
+            near_chunks=num_near,
         )
 
     def _settled(self, store: Program, before: Held | None = None) -> Held:
@@ -97,6 +101,7 @@ class Asker:
         deadline_s = time.monotonic() + _STORE_S
         looks: list[Held] = []
         while True:
+            self.stack.require_alive()  # a far store that ended takes nothing more
             looks.append(self._held(store))
             last = looks[-_LOOKS_ALIKE:]
             alike = len(last) == _LOOKS_ALIKE and len(set(last)) == 1
@@ -118,6 +123,13 @@ class Asker:
                 "release of it is not known here"
             )
         return found
+
+    def _looked_up_since(self, before: Held | None) -> tuple[int, int]:
+        """Chunks that the store read from a far one, and those that it had."""
+        if before is None or self.stack.store is None:
+            return 0, 0
+        found = self._held(self.stack.store)
+        return found.num_far - before.num_far, found.num_near - before.num_near
 
     def _drop_own_cache(self) -> None:
         """Of the engine; it cannot while a request's KV is still being saved."""

@@ -1,7 +1,8 @@
 """The prompts of one length of hit in one set-up as a point, and whether its figures may be shown.
 
-A point is shown only where the engine counted just the hits that it was to have, and, with a model
-whose answers say it, where every answer is that of the set-up without reuse.
+A point is shown only where the engine counted just the hits that it was to have, where all of them
+came from the far store if there is one, and, with a model whose answers say it, where every answer
+is that of the set-up without reuse.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from kvxfer.pd.experiment_result import How
 from kvxfer.pd.experiments.kv_reuse.cases import UNIT_TOKENS
 from kvxfer.pd.experiments.kv_reuse.parts import FIELDS, Parts
 from kvxfer.pd.experiments.kv_reuse.record import Asked, ReuseRun
-from kvxfer.pd.launch.stores import STORES
+from kvxfer.pd.launch.stores import STORES, has_far_store
 from kvxfer.pd.summary import Distribution
 
 EXACT_MODEL: Final = "tiny"
@@ -107,6 +108,14 @@ def faults_of(run: ReuseRun, asked: Sequence[Asked], expected: Answers | None) -
             f"{len(wrong)} of {len(asked)} prompts had other hits, such as {one.cached_tokens} "
             f"tokens in the engine's own prefix cache and {one.loaded_tokens} from a store"
         )
+    nearer = [one for one in asked if not _is_from_afar(run, one)]
+    if nearer:
+        one = nearer[0]
+        yield (
+            f"{len(nearer)} of {len(asked)} prompts had hits that are not from the far store, such "
+            f"as {one.loaded_tokens} tokens with {one.far_chunks} chunks read from there and "
+            f"{one.near_chunks} not"
+        )
     if expected is not None:
         others = [
             one for one in asked if one.text != expected.get((one.hit_tokens, one.index), one.text)
@@ -128,6 +137,14 @@ def _has_its_hits(run: ReuseRun, one: Asked) -> bool:
         found, elsewhere = elsewhere, found
     least = wanted - UNIT_TOKENS if wanted == run.isl else wanted
     return elsewhere == 0 and least <= found <= min(wanted, run.isl - 1)
+
+
+def _is_from_afar(run: ReuseRun, one: Asked) -> bool:
+    """Whether all that was loaded was read from the far store, where the set-up has one. A chunk of
+    several ranks is several of the store's."""
+    if not has_far_store(run.setup.reuse):
+        return True
+    return one.near_chunks == 0 and one.far_chunks * UNIT_TOKENS >= one.loaded_tokens
 
 
 def _point(run: ReuseRun, hit: int, asked: Sequence[Asked], how: How) -> Point:

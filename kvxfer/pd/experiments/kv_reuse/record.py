@@ -25,6 +25,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         text: the answer.
         cached_tokens: that the engine's own prefix cache had, as the engine counted.
         loaded_tokens: that came from the store, likewise.
+        far_chunks, near_chunks: chunks of it that the store read from the far one, and that it had
+            itself, as it counted; 0 where there is no far store.
         parts: None where there is no connector, or for the reason in ``no_parts``.
     """
 
@@ -34,6 +36,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     cached_tokens: int = 0
     loaded_tokens: int = 0
+    far_chunks: int = 0
+    near_chunks: int = 0
     parts: Parts | None = None
     no_parts: str = ""
 
