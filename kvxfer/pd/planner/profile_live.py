@@ -210,9 +210,10 @@ def with_jitter(model: StepModel, gaps: Sequence[tuple[StepRow, Sequence[float]]
     """
     alone = [one for one in gaps if one[0].num_decoding <= 1]
     others = [one for one in gaps if one[0].num_decoding > 1]
-    return msgspec.structs.replace(
-        model, jitter=_spread(others) or _spread(alone), jitter_alone=_spread(alone)
-    )
+    shared = _spread(others) or _spread(alone)
+    if not shared:
+        return model
+    return msgspec.structs.replace(model, jitter=shared, jitter_alone=_spread(alone))
 
 
 def _spread(gaps: Sequence[tuple[StepRow, Sequence[float]]]) -> list[float]:

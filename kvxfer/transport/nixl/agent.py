@@ -112,13 +112,23 @@ class Agent:
             self._memory[memory] = (listed, count + 1)
 
     def deregister(self, memory: Range) -> None:
-        """End one :meth:`register`."""
+        """End one :meth:`register`.
+
+        Raises:
+            RegistrationError: NIXL does not give it back.
+        """
         with self._entered():
             listed, count = self._memory.pop(memory)
             if count > 1:
                 self._memory[memory] = (listed, count - 1)
-            else:
+                return
+            try:
                 self._agent.deregister_memory(listed)
+            except Exception as error:
+                raise RegistrationError(
+                    f"NIXL does not give back {memory.num_bytes} bytes at {memory.address:#x}: "
+                    f"{error}"
+                ) from error
 
     def metadata(self, memory: Range | None = None) -> bytes:
         """How others reach this agent and one registered range."""

@@ -14,6 +14,7 @@ and a get::
 """
 
 import contextlib
+import time
 from collections.abc import Sequence
 from enum import Enum, auto
 
@@ -31,6 +32,10 @@ from kvxfer.transport.nixl.staging import Staging
 from kvxfer.transport.nixl.wire import Kind, Message
 
 _MAX_PREPARED = 4  # lengths of pieces that a slot keeps a transfer for
+# Given up in the middle, a link lets what is under way end first: a GPU's copies do so in
+# milliseconds, those to a peer that hangs do not.
+_SETTLE_S = 0.5
+_LOOK_S = 1e-3
 # Of transfers that could not be ended: NIXL or a GPU may still write there.
 ABANDONED: list[object] = []
 
@@ -68,6 +73,13 @@ class _Slot:
             found = self._kept[op, num_bytes] = agent.prepare(op, near, name, far)
         self.moving = found
         return found
+
+    def is_settled(self) -> bool:
+        """Whether nothing moves, or what did has failed."""
+        try:
+            return self.moving is None or self.moving.poll()
+        except KvxferError:
+            return True
 
     def release(self) -> bool:
         """Give all of them back; False where NIXL still works on one."""
@@ -186,12 +198,18 @@ class Slots:
         is_over = False
         with contextlib.suppress(KvxferError):
             self._staging.copies.close()  # before NIXL: they touch pages
+            self._settle()
             is_over = all([slot.release() for slot in self._slots])
             if is_over:
                 self._staging.close()
         if not is_over:
             ABANDONED.append((self._staging, self._slots))
         return is_over
+
+    def _settle(self) -> None:
+        end_s = time.monotonic() + _SETTLE_S
+        while not all([slot.is_settled() for slot in self._slots]) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
 
 
 def _part(whole: Range, index: int, num_bytes: int) -> Range:
