@@ -1,8 +1,10 @@
-"""kvxfer pd experiment: one of the articles' experiments, measured or simulated."""
+"""kvxfer pd experiment: some of the articles' experiments, measured or simulated."""
 
 import argparse
+import functools
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,6 +21,8 @@ from kvxfer.pd.experiments.base import Experiment
 from kvxfer.pd.experiments.context import Context
 from kvxfer.pd.experiments.options import SIZES, Options, Size
 from kvxfer.pd.experiments.registry import find_experiment, names
+from kvxfer.pd.experiments.together import measure_together
+from kvxfer.pd.launch.launcher import Launcher
 from kvxfer.pd.launch.scratch import Scratch, scratch_folder
 from kvxfer.pd.load.plan import parse_tokens
 from kvxfer.pd.planner.figures import find_engine
@@ -35,7 +39,12 @@ _PIPE_COLUMNS: Final = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the options."""
     what = parser.add_argument_group("what is asked")
-    what.add_argument("name", nargs="?", metavar="NAME", help=", ".join(names()))
+    what.add_argument(
+        "name",
+        nargs="*",
+        metavar="NAME",
+        help=f"{', '.join(names())}; several start the set-ups that they share once",
+    )
     what.add_argument("--list", action="store_true", help="say what each experiment asks")
     what.add_argument(
         "--size",
@@ -88,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Conduct an experiment; print its findings, write record, page and drawings.
+    """Conduct experiments; print their findings, write record, page and drawings of each.
 
     Returns:
         1 where something failed or spoils the figures, 130 after Ctrl-C (what was measured is
@@ -98,30 +107,47 @@ def run(args: argparse.Namespace) -> int:
         InvalidUsage: an option is wrong, or the experiment cannot be done with it.
         NotAvailable: no vLLM, where something has to be measured.
     """
-    if args.list or args.name is None:
+    if args.list or not args.name:
         for name in names():
             write(f"{name}: {find_experiment(name).question}\n")
         return 0
-    experiment = find_experiment(args.name)
-    folder = Path(args.out) / experiment.name
+    experiments = [find_experiment(name) for name in dict.fromkeys(args.name)]
+    out = Path(args.out)
     with scratch_folder(stack_options.kept_logs(args)) as scratch, StatusLine() as line:
-        context = _context(args, experiment, folder, scratch, line)
+        launcher = functools.cache(lambda model: _launcher(args, model, scratch))
+        pairs = [(one, _context(args, one, out / one.name, launcher, line)) for one in experiments]
         try:
-            result = experiment.run(context)
+            results = _conduct(pairs)
         except KeyboardInterrupt:
-            line.say(f"interrupted; the same command goes on with what {folder} lacks")
+            line.say(f"interrupted; the same command goes on with what {out} lacks")
             return _EXIT_INTERRUPTED
         finally:
             line.close()
-        scratch.has_failed = bool(context.failures)
-        return _report(result, folder, line)
+        scratch.has_failed = any(context.failures for _, context in pairs)
+        return max(_report(result, out / result.name, line) for result in results)
+
+
+def _conduct(pairs: Sequence[tuple[Experiment, Context]]) -> list[ExperimentResult]:
+    """One after the other; each is written down before the next begins."""
+    sharing = [context for one, context in pairs if one.shares_setups and context.how == "measured"]
+    if len(sharing) > 1:
+        measure_together(sharing)
+    results = []
+    for one, context in pairs:
+        results.append(one.run(context))
+        save_result(context.out, results[-1])
+    return results
+
+
+def _launcher(args: argparse.Namespace, model: str, scratch: Scratch) -> Launcher:
+    return stack_options.launcher(argparse.Namespace(**{**vars(args), "model": model}), scratch)
 
 
 def _context(
     args: argparse.Namespace,
     experiment: Experiment,
     folder: Path,
-    scratch: Scratch,
+    launcher: Callable[[str], Launcher],
     line: StatusLine,
 ) -> Context:
     size: Size = "quick"
@@ -131,7 +157,6 @@ def _context(
     if args.simulate and args.model is not None and options.engine:
         figures = find_engine(options.engine).model
         require_steps_of(figures, Model.named(args.model), "--engine-figures")
-    args.model = options.model
     if args.records and args.simulate:
         raise InvalidUsage("--records and --simulate: give one of them")
     return Context(
@@ -139,7 +164,7 @@ def _context(
         size=size,
         options=options,
         command=_command(),
-        make_launcher=lambda: stack_options.launcher(args, scratch),
+        make_launcher=lambda: launcher(options.model),
         records=tuple(map(Path, args.records)),
         simulate_only=args.simulate,
         watchers=watchers(line),
@@ -176,7 +201,6 @@ def _command() -> tuple[str, ...]:
 
 
 def _report(result: ExperimentResult, folder: Path, line: StatusLine) -> int:
-    save_result(folder, result)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     show(
         lambda console: print_experiment(result, console),

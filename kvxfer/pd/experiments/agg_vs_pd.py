@@ -214,4 +214,5 @@ EXPERIMENT: Final = Experiment(
         ),
     },
     conduct=_conduct,
+    shares_setups=True,
 )

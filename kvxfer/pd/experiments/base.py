@@ -23,6 +23,8 @@ class Experiment:
         sizes: its options, a set for each size.
         conduct: does it; what `run` adds need not be in its result.
         measures: whether engines are started, or records of runs read.
+        shares_setups: whether all that it starts are its options' set-ups, each for its options'
+            load: `kvxfer.pd.experiments.together` may have measured them.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Experiment:
     sizes: Mapping[Size, Options]
     conduct: Callable[[Context], ExperimentResult]
     measures: bool = True
+    shares_setups: bool = False
 
     def run(self, context: Context) -> ExperimentResult:
         """Conduct it, and add command, machine, time and failures.

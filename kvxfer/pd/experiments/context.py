@@ -100,6 +100,21 @@ class Context:
         models = models_of(self.options.engine, self.options.sweeps)
         return simulated_run(specs, load, models, self.options.objectives)
 
+    def bench(self, load: LoadPlan) -> Bench:
+        """What measures points of ``load``.
+
+        Raises:
+            InvalidUsage, NotAvailable: as `launcher`.
+        """
+        launcher = self.launcher
+        return Bench(
+            plan=load,
+            site=launcher.site,
+            model=launcher.model,
+            logs=launcher.logs,
+            point_timeout_s=self.point_timeout_s,
+        )
+
     def measure(
         self, specs: Sequence[SetupSpec], load: LoadPlan, name: str = RUN_FOLDER
     ) -> RunSummary:
@@ -114,15 +129,8 @@ class Context:
         if self.simulate_only:
             raise InvalidUsage("this has to be measured; leave --simulate out")
         folder = self.out / name
-        launcher = self.launcher
-        bench = Bench(
-            plan=load,
-            site=launcher.site,
-            model=launcher.model,
-            logs=launcher.logs,
-            point_timeout_s=self.point_timeout_s,
-        )
-        run_setups(specs, launcher, bench, folder, replace(self.watchers, failed=self.failed))
+        told = replace(self.watchers, failed=self.failed)
+        run_setups(specs, self.launcher, self.bench(load), folder, told)
         if self.failures and not any(folder.glob("*/*.point.json")):
             raise InvalidUsage(f"nothing could be measured; {self.failures[0]}")
         return analyse(folder, objectives=self.options.objectives)

@@ -277,4 +277,5 @@ EXPERIMENT: Final = Experiment(
         ),
     },
     conduct=_conduct,
+    shares_setups=True,
 )

@@ -177,4 +177,5 @@ EXPERIMENT: Final = Experiment(
         ),
     },
     conduct=_conduct,
+    shares_setups=True,
 )

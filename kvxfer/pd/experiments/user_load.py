@@ -354,4 +354,5 @@ EXPERIMENT: Final = Experiment(
         ),
     },
     conduct=_conduct,
+    shares_setups=True,
 )

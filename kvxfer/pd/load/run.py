@@ -55,22 +55,30 @@ def run_setups(
     names = [spec.name for spec in specs]
     if len(set(names)) != len(names):
         raise InvalidUsage(f"set-ups {', '.join(names)}: each needs a name of its own")
-    for spec in specs:
-        folder = out / spec.name
-        if (folder / SETUP_FILE).is_file():
-            require_same(folder, load_setup(folder), record_of(spec, launcher))
+    missing = {spec: missing_points(spec, launcher, bench, out / spec.name) for spec in specs}
     failures = 0
-    for spec in specs:
-        folder = out / spec.name
-        points = bench.missing(bench.plan.points(spec), folder)
+    for spec, points in missing.items():
         if not points:
             continue
         try:
-            failures += _run_one(spec, points, launcher, bench, folder, watchers)
+            failures += _run_one(spec, points, launcher, bench, out / spec.name, watchers)
         except KvxferError as error:
             watchers.failed(spec, error)
             failures += 1
     return failures
+
+
+def missing_points(
+    spec: SetupSpec, launcher: Launcher, bench: Bench, folder: Path
+) -> list[PDPoint]:
+    """Points of a set-up that ``folder`` does not hold whole.
+
+    Raises:
+        InvalidUsage: it holds another set-up.
+    """
+    if (folder / SETUP_FILE).is_file():
+        require_same(folder, load_setup(folder), record_of(spec, launcher))
+    return bench.missing(bench.plan.points(spec), folder)
 
 
 def record_of(spec: SetupSpec, launcher: Launcher) -> PDSetup:
