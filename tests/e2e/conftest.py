@@ -71,9 +71,5 @@ def pair(
         transport=transport,
         prefill=["--max-num-batched-tokens", "512"],
     )
-    try:
-        made.prefill.wait_until_up()
-        made.decode.wait_until_up()
+    with made.running():
         yield made
-    finally:
-        made.stop()

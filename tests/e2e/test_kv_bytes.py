@@ -28,12 +28,8 @@ def checked(tiny: Path, folder: Path) -> Iterator[Pair]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVXFER_DIGESTS", str(folder / "digests.jsonl"))
         made = Pair(tiny, folder, on_failure="fail", prefill=["--max-num-batched-tokens", "200"])
-    try:
-        made.prefill.wait_until_up()
-        made.decode.wait_until_up()
+    with made.running():
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")

@@ -35,12 +35,8 @@ def hybrid(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pai
         prefill=["--no-enable-prefix-caching", "--max-num-batched-tokens", "300"],
         decode=["--no-enable-prefix-caching"],
     )
-    try:
-        pair.prefill.wait_until_up()
-        pair.decode.wait_until_up()
+    with pair.running():
         yield pair
-    finally:
-        pair.stop()
 
 
 def body(seed: int, length: int) -> dict[str, Any]:

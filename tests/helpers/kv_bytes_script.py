@@ -4,31 +4,18 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from bench_scripts import script
 
 from kvxfer.connectors.vllm.digests import Line, read_lines
-
-SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "kv_bytes.py"
-
-
-def load() -> Any:
-    """It as a module."""
-    spec = spec_from_file_location("kv_bytes", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(*places: Path, json_file: Path | None = None) -> tuple[int, str, Any]:
     """Exit status, what it says, and what it wrote."""
-    words = [sys.executable, str(SCRIPT), *map(str, places)]
+    words = [sys.executable, str(script("kv_bytes")), *map(str, places)]
     words += ["--json", str(json_file)] if json_file else []
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd="/")
     written = json.loads(json_file.read_text()) if json_file and json_file.exists() else None

@@ -127,6 +127,16 @@ class Pair:
         )
         self._numbers = iter(range(1_000_000))
 
+    @contextmanager
+    def running(self) -> "Iterator[Pair]":
+        """Itself, once both engines are up, and ended with the block."""
+        try:
+            self.prefill.wait_until_up()
+            self.decode.wait_until_up()
+            yield self
+        finally:
+            self.stop()
+
     def new_id(self) -> str:
         return f"transfer-{next(self._numbers)}"
 

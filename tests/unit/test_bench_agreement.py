@@ -2,22 +2,10 @@
 
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "agreement.py"
-
-
-def load() -> Any:
-    spec = spec_from_file_location("agreement", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from bench_scripts import load_script, script
 
 
 def figure(kind: str, src: str, dst: str, gb_per_s: float, num_wrong: int = 0) -> dict[str, Any]:
@@ -43,7 +31,7 @@ SWEEPS = {(0, 1): {"results": [{"limit_gb_per_s": 390.0, "gb_per_s": {"p50": 340
 
 
 def test_figures_of_the_same_pair_are_compared() -> None:
-    module = load()
+    module = load_script("agreement")
     rows = module.compare({(0, 1): [394.0, 398.0]}, report(396.0), SWEEPS)
     assert [(row.gb_per_s, row.reference_gb_per_s) for row in rows] == [
         (396.0, 396.0),
@@ -55,21 +43,23 @@ def test_figures_of_the_same_pair_are_compared() -> None:
 
 
 def test_one_that_is_too_far_off_is_named() -> None:
-    module = load()
+    module = load_script("agreement")
     rows = module.compare({(0, 1): [396.0]}, report(360.0), SWEEPS)
     assert [module.agrees(row, 0.05) for row in rows] == [False, False, True]
     assert module.as_text(rows, 0.05).count("DISAGREES") == 2
 
 
 def test_wrong_bytes_are_no_figure() -> None:
-    module = load()
+    module = load_script("agreement")
     with pytest.raises(RuntimeError, match="no figure of"):
         module.compare({(0, 1): [396.0]}, report(396.0, num_wrong=3), SWEEPS)
 
 
 def test_without_gpus_it_says_so() -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--devices", "0,63"], capture_output=True, text=True
+        [sys.executable, str(script("agreement")), "--devices", "0,63"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 3
     assert done.stderr

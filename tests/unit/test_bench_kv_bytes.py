@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from bench_scripts import load_script
 from digest_cases import BLOCK, DIM, HEADS, NumpySums, Worker, copied, random_caches
-from kv_bytes_script import flip, load, rewrite, run
+from kv_bytes_script import flip, rewrite, run
 from vllm_fakes import FakeTensor, layer_names
 
 from kvxfer.connectors.vllm import digests
@@ -130,7 +131,7 @@ def test_the_same_name_in_two_set_ups_is_two_requests(tmp_path: Path) -> None:
 
 
 def compared(path: Path) -> Any:
-    module = load()
+    module = load_script("kv_bytes")
     return module.compare((path.parent, line) for line in read_lines(path))
 
 
@@ -157,7 +158,7 @@ def test_what_cannot_be_compared_is_no_difference(
     both.hand_over()
     found = changed(both.path, "received", **fields)
     assert (found.status, found.differences) == (3, [])
-    assert why in load().as_text(found)
+    assert why in load_script("kv_bytes").as_text(found)
 
 
 def test_one_that_was_sent_twice_is_not_compared(both: Both) -> None:
@@ -171,7 +172,7 @@ def test_a_request_of_one_side_alone(both: Both) -> None:
     both.hand_over()
     found = changed(both.path, "sent", transfer="another")
     assert (found.num_sent_alone, found.num_received_alone, found.status) == (1, 1, 3)
-    assert "alone" in load().as_text(found)
+    assert "alone" in load_script("kv_bytes").as_text(found)
 
 
 def test_a_block_that_was_never_sent_is_a_difference(both: Both) -> None:
@@ -196,7 +197,7 @@ def test_each_rank_is_compared_with_its_like(tmp_path: Path) -> None:
 
 def test_many_differences_are_counted(both: Both) -> None:
     both.hand_over()
-    module = load()
+    module = load_script("kv_bytes")
     found = compared(both.path)
     found.differences = [
         module.Difference("t", "r", "layer", block, (0, 4), "other") for block in range(30)
