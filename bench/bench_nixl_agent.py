@@ -51,31 +51,17 @@ class Pages:
 
     def write(self, content: Any) -> None:
         """Take the content of an array of the host, or 0."""
-        if self.segment == "VRAM" and not isinstance(content, int):
+        if self.segment == "VRAM":
             import torch
 
-            content = torch.from_numpy(content)
+            content = content if isinstance(content, int) else torch.from_numpy(content)
         self.values[:] = content
-        self._settle()
+        if self.segment == "VRAM":
+            torch.cuda.synchronize()
 
     def read(self) -> Any:
         """The content as an array of the host."""
         return self.values if self.segment == "DRAM" else self.values.cpu().numpy()
-
-    def _settle(self) -> None:
-        if self.segment == "VRAM":
-            import torch
-
-            torch.cuda.synchronize()
-
-    def rows(self) -> Any:
-        """Descriptors of all pages, uint64 ``[n, 3]``: address, bytes, device."""
-        page_bytes = self.values.shape[1]
-        found = np.zeros((NUM_DESCRIPTORS, 3), np.uint64)
-        offsets = np.arange(NUM_DESCRIPTORS, dtype=np.uint64) * np.uint64(page_bytes)
-        found[:, 0] = np.uint64(self.address) + offsets
-        found[:, 1], found[:, 2] = page_bytes, self.device
-        return found
 
 
 def make_agent(kind: str, name: str, pages: Pages) -> Any:
@@ -92,8 +78,11 @@ def serve(kind: str, segment: str, page_bytes: int) -> None:
     """The far side: says how it is reached, and stays until its input ends."""
     pages = Pages.make(page_bytes, segment, device=1)
     agent = make_agent(kind, "far", pages)
-    rows = pages.rows().tolist()
-    facts = {"metadata": agent.get_agent_metadata().hex(), "first": rows[0]}
+    facts = {
+        "metadata": agent.get_agent_metadata().hex(),
+        "address": pages.address,
+        "device": pages.device,
+    }
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
@@ -109,11 +98,13 @@ class Near:
         self.pages.write(self.content)
         self.agent = make_agent(kind, "near", self.pages)
         name = self.agent.add_remote_agent(bytes.fromhex(far["metadata"])).decode()
-        address, _, device = far["first"]
-        remote = Pages(self.pages.values, address, segment, device)
+        ends = (
+            ("NIXL_INIT_AGENT", self.pages.address, self.pages.device),
+            (name, far["address"], far["device"]),
+        )
         self.lists = [
-            self.agent.prep_xfer_dlist(owner, pages.rows(), segment)
-            for owner, pages in (("NIXL_INIT_AGENT", self.pages), (name, remote))
+            self.agent.prep_xfer_dlist(owner, rows(address, page_bytes, device), segment)
+            for owner, address, device in ends
         ]
         self.order = [rng.permutation(NUM_DESCRIPTORS).astype(np.int32) for _ in range(2)]
         self.post_us: list[float] = []
@@ -154,6 +145,15 @@ def near_of(kind: str, segment: str, page_bytes: int) -> Iterator[Near]:
         finally:
             child.stdin.close()
             child.wait(DEADLINE_S)
+
+
+def rows(address: int, page_bytes: int, device: int) -> Any:
+    """Descriptors of all pages, uint64 ``[n, 3]``: address, bytes, device."""
+    found = np.zeros((NUM_DESCRIPTORS, 3), np.uint64)
+    offsets = np.arange(NUM_DESCRIPTORS, dtype=np.uint64) * np.uint64(page_bytes)
+    found[:, 0] = np.uint64(address) + offsets
+    found[:, 1], found[:, 2] = page_bytes, device
+    return found
 
 
 def contiguous_gb_per_s(num_bytes: int) -> float:

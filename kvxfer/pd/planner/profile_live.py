@@ -208,12 +208,11 @@ def with_jitter(model: StepModel, gaps: Sequence[tuple[StepRow, Sequence[float]]
     Args:
         gaps: rows of the fit, and the gaps in seconds that each is of; none where they say nothing.
     """
-    alone = [one for one in gaps if one[0].num_decoding <= 1]
-    others = [one for one in gaps if one[0].num_decoding > 1]
-    shared = _spread(others) or _spread(alone)
+    alone = _spread([one for one in gaps if one[0].num_decoding <= 1])
+    shared = _spread([one for one in gaps if one[0].num_decoding > 1]) or alone
     if not shared:
         return model
-    return msgspec.structs.replace(model, jitter=shared, jitter_alone=_spread(alone))
+    return msgspec.structs.replace(model, jitter=shared, jitter_alone=alone)
 
 
 def _spread(gaps: Sequence[tuple[StepRow, Sequence[float]]]) -> list[float]:

@@ -307,16 +307,14 @@ class Server:
     def _leave(self, key: bytes) -> None:
         # In the middle of a transfer, what the peer has posted may still reach the slots.
         one = self._connections[key]
-        if self._spare is not None or one.number or one.is_cut_off:
-            self._drop(key)
-            return
-        connection = self._connections.pop(key)
-        self._spare = connection.leave()
-        self._board.vacate(connection.slot)
+        self._drop(key, keeps_slots=self._spare is None and not one.number and not one.is_cut_off)
 
-    def _drop(self, key: bytes) -> None:
+    def _drop(self, key: bytes, *, keeps_slots: bool = False) -> None:
         connection = self._connections.pop(key)
-        connection.close()
+        if keeps_slots:
+            self._spare = connection.leave()
+        else:
+            connection.close()
         self._board.vacate(connection.slot)
 
     def _drop_ended(self) -> None:
