@@ -187,12 +187,20 @@ class Peer(Closing):
                 )
             time.sleep(pause_s)
 
-    def commit(self, request_id: str) -> None:
+    def commit(self, request_id: str, sequence: int = 0) -> None:
         """Tell the peer that the request's pages are filled: all its transfers are complete.
 
         From now on the blocks are the peer's engine's, which alone frees them.
+
+        Args:
+            request_id: as it was reserved.
+            sequence: :attr:`Transfer.sequence` of the last transfer, which the peer looks for on
+                its board; 0 = not said.
+
+        Raises:
+            InvalidUsage: the request holds nothing, or the peer does not see that transfer yet.
         """
-        self._channel().call(CommitRequest(request_id, self.connection))
+        self._channel().call(CommitRequest(request_id, self.connection, sequence))
 
     def abort(self, request_id: str) -> None:
         """Give the request's blocks back. Only once every transfer to them is complete.

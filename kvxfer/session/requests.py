@@ -12,6 +12,7 @@ from kvxfer.control import (
     ReserveRequest,
     TableSpec,
 )
+from kvxfer.errors import InvalidUsage
 from kvxfer.layout import Share
 from kvxfer.session.block_pool import BlockPool
 
@@ -73,7 +74,16 @@ class PoolRequests:
         return ReserveReply(request_id=name, state="granted", tables=[TableSpec(block_ids)])
 
     def commit(self, request: CommitRequest) -> None:
-        """The blocks are the engine's from now on."""
+        """The blocks are the engine's from now on.
+
+        Raises:
+            InvalidUsage: they are not reserved, or not filled.
+        """
+        if not self._of.has_completed(request.incarnation, request.sequence):
+            raise InvalidUsage(
+                f"transfer {request.sequence} of request {request.request_id!r} is not visible yet;"
+                " commit once it is"
+            )
         self._blocks.commit(request.incarnation, request.request_id)
 
     def abort(self, request: AbortRequest) -> None:

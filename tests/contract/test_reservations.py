@@ -31,6 +31,21 @@ def test_reserved_blocks_are_filled_and_committed(pair: Pair) -> None:
     )
 
 
+def test_a_commit_that_names_a_transfer_is_refused_until_that_is_visible(pair: Pair) -> None:
+    ids = pair.peer.reserve("r-1", 1)
+    transfer = pair.peer.put([0], ids)
+    transfer.wait(10.0)
+    with pytest.raises(InvalidUsage, match="not visible yet"):
+        pair.peer.commit("r-1", transfer.sequence + 1)
+    pair.peer.abort("r-1")  # nothing was taken, so it can be given back
+    assert pair.remote.call("num_free") == 16
+    ids = pair.peer.reserve("r-2", 1)
+    transfer = pair.peer.put([0], ids)
+    transfer.wait(10.0)
+    pair.peer.commit("r-2", transfer.sequence)
+    assert pair.remote.call("num_free") == 15
+
+
 def test_two_requests_never_share_a_block(pair: Pair) -> None:
     one, two = pair.peer.reserve("one", 9), pair.peer.reserve("two", 7)
     assert sorted([*one.tolist(), *two.tolist()]) == list(range(16))

@@ -70,6 +70,7 @@ class Writers:
     def __init__(self) -> None:
         self.ended: set[str] = set()
         self.unknown: set[str] = set()
+        self.reached: dict[str, int] = {}  # the board
 
     def shares_of(self, connection: str) -> tuple[Any, ...]:
         if connection in self.unknown:
@@ -80,7 +81,7 @@ class Writers:
         return connection in self.ended | self.unknown
 
     def has_completed(self, connection: str, sequence: int) -> bool:
-        return True
+        return self.reached.get(connection, 0) >= sequence
 
 
 class Setup:
@@ -110,9 +111,9 @@ class Setup:
         (answer,) = self.ask(*args, **more)
         return answer
 
-    def commit(self, sender: str, answer: AllocResponse) -> None:
+    def commit(self, sender: str, answer: AllocResponse, sequence: int = 0) -> None:
         assert answer.kvxfer is not None
-        self.arrivals.commit(CommitRequest(answer.kvxfer.id, sender))
+        self.arrivals.commit(CommitRequest(answer.kvxfer.id, sender, sequence))
 
     def abort(self, sender: str, answer: AllocResponse) -> None:
         assert answer.kvxfer is not None
@@ -131,6 +132,61 @@ def test_a_key_is_a_hit_once_its_grant_is_committed() -> None:
     assert setup.shelf.hits == {}
     setup.commit("a", answer)
     assert set(setup.shelf.hits) == set("xyz")
+    assert setup.arrivals.num_granted == 0
+
+
+def test_a_grant_committed_on_its_way_is_a_hit_once_its_transfer_has_ended() -> None:
+    setup = Setup()
+    first, second = setup.granted("a", "1", "xy"), setup.granted("a", "2", "z")
+    setup.commit("a", first, sequence=5)
+    setup.commit("a", second, sequence=6)
+    setup.writers.reached["b"] = 9  # another connection's
+    setup.arrivals.publish_arrived()
+    assert setup.shelf.hits == {}
+    assert setup.arrivals.num_granted == 3
+    setup.writers.reached["a"] = 5
+    setup.arrivals.publish_arrived()
+    assert set(setup.shelf.hits) == set("xy")
+    setup.writers.reached["a"] = 6
+    setup.arrivals.serve_waiting()
+    assert set(setup.shelf.hits) == set("xyz")
+    assert setup.arrivals.num_granted == 0
+
+
+def test_a_grant_committed_on_its_way_that_fails_is_no_hit_whatever_comes_later() -> None:
+    setup = Setup()
+    answer = setup.granted("a", "r", "xy")
+    setup.commit("a", answer, sequence=5)
+    setup.abort("a", answer)
+    setup.writers.reached["a"] = 6
+    setup.arrivals.publish_arrived()
+    assert setup.shelf.hits == {}
+    assert setup.shelf.num_free() == 8
+
+
+def test_pages_on_their_way_of_a_cancelled_request_come_back_once_they_have_arrived() -> None:
+    setup = Setup()
+    answer = setup.granted("a", "r", "xy")
+    setup.commit("a", answer, sequence=1)
+    setup.cancel("a", "r")
+    assert setup.shelf.num_free() == 6
+    setup.writers.reached["a"] = 1
+    setup.arrivals.serve_waiting()
+    assert setup.shelf.num_free() == 8
+    assert setup.shelf.hits == {}
+
+
+@pytest.mark.parametrize(("reached", "hits"), [(3, set()), (4, set("xy"))])
+def test_a_sender_that_died_after_its_commit_leaves_what_had_arrived(
+    reached: int, hits: set[str]
+) -> None:
+    setup = Setup()
+    setup.commit("a", setup.granted("a", "r", "xy"), sequence=4)
+    setup.writers.reached["a"] = reached
+    setup.writers.ended.add("a")
+    setup.arrivals.gone("a")
+    assert set(setup.shelf.hits) == hits
+    assert setup.shelf.num_free() == 8 - len(hits)
     assert setup.arrivals.num_granted == 0
 
 

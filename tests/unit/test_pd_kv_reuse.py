@@ -226,6 +226,21 @@ def test_hits_of_the_engines_own_cache_are_a_fault(tmp_path: Path) -> None:
     assert any("16 tokens in the engine's own" in fault for fault in shown(spoilt)[1])
 
 
+@pytest.mark.parametrize(
+    ("reuse", "field", "is_shown"), [("mooncake", "loaded", True), ("vllm", "cached", False)]
+)
+def test_a_store_may_load_all_of_a_prompt_and_the_engines_own_cache_not(
+    reuse: Reuse, field: str, is_shown: bool, tmp_path: Path
+) -> None:
+    run = ask(tmp_path, reuse)
+    whole = [
+        msgspec.structs.replace(one, **{f"{field}_tokens": one.hit_tokens}) for one in run.asked
+    ]
+    points, faults, _ = shown(msgspec.structs.replace(run, asked=whole))
+    assert ((reuse, ISL) in points) == is_shown
+    assert bool(faults) != is_shown
+
+
 def test_hits_of_a_far_store_are_read_from_there(tmp_path: Path) -> None:
     run = ask(tmp_path, "lmcache-far")
     assert [(one.far_chunks, one.near_chunks) for one in run.asked] == [(0, 0), (2, 0), (4, 0)] * 2

@@ -1,9 +1,11 @@
 """Pages on their way into a receiver's pool: who may write them, and when their keys are hits.
 
 LMCache makes a key a hit when its page is reserved, before a byte is there. Here a page is granted
-to one sender, and its key becomes a hit when that sender commits the grant. A grant ends once: by
-commit, by abort, or because no store of its sender can come any more. Only then is the page used
-again.
+to one sender, and its key becomes a hit when that sender has committed the grant and its bytes are
+there. A sender commits while they are on their way, naming the transfer that brings them: whether
+that has ended stands on this side's board, so nobody waits for the answer of a commit. A grant ends
+once: filled, by abort, or because no store of its sender can come any more. Only then is the page
+used again.
 """
 
 import itertools
@@ -81,6 +83,7 @@ class _Granted:
     request: _Request
     pages: list[tuple[str, Any]]
     at_s: float
+    sequence: int = 0  # of the transfer that fills it, once it is committed
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +110,7 @@ class Arrivals:
         self._incarnation = ""
         self._requests: dict[tuple[str, str], _Request] = {}
         self._granted: dict[str, _Granted] = {}
+        self._coming: dict[str, _Granted] = {}  # of these, committed before they are filled
         self._waiting: list[_Waiting] = []
         self._ids = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count(1))
         self._lock = threading.RLock()
@@ -141,6 +145,7 @@ class Arrivals:
     def serve_waiting(self) -> None:
         """Answer who waits, as far as there are pages, first come first served."""
         with self._lock:
+            self.publish_arrived()
             now_s = time.monotonic()
             for one in list(self._waiting):
                 answer = self._try(one, now_s)
@@ -171,26 +176,21 @@ class Arrivals:
         )
 
     def commit(self, request: CommitRequest) -> None:
-        """Make the keys of a grant hits.
+        """Make the keys of a grant hits, as soon as the transfer that it names has ended.
 
         Raises:
             InvalidUsage: no such grant of this connection; nothing is a hit then.
         """
         with self._lock:
-            granted = self._ended(request.request_id, request.incarnation)
-            if granted is None:
+            granted = self._granted.get(request.request_id)
+            if granted is None or granted.request.connection != request.incarnation:
                 raise InvalidUsage(
                     f"grant {request.request_id!r} of {request.incarnation!r} is not open; it was "
                     "ended before"
                 )
-            owner = granted.request
-            for key, page in granted.pages:
-                if owner.is_cancelled:
-                    self._shelf.give_back(page)
-                else:
-                    self._shelf.publish(key, page)
-                    owner.keys.append(key)
-            self._settle(owner)
+            granted.sequence = request.sequence
+            self._coming[request.request_id] = granted
+            self.publish_arrived()
 
     def abort(self, request: AbortRequest) -> None:
         """Take the pages of a grant back; the sender writes them no more."""
@@ -199,6 +199,16 @@ class Arrivals:
             if granted is not None:
                 self._take_back(granted)
 
+    def publish_arrived(self) -> None:
+        """Make hits of what has arrived; to be called before any look at hits."""
+        if not self._coming:  # so that it costs nothing most of the time
+            return
+        with self._lock:
+            for grant, granted in list(self._coming.items()):
+                connection = granted.request.connection
+                if self._has_completed(connection, granted.sequence):
+                    self._publish(grant, granted)
+
     def watch(self, connection: str) -> FailedRequests | Deferred:
         """Never anything: a grant is given up by its sender alone."""
         return Deferred()
@@ -206,6 +216,7 @@ class Arrivals:
     def left(self, connection: str) -> None:
         """Every store of the connection is over."""
         with self._lock:
+            self.publish_arrived()
             self._end_all(connection)
 
     def gone(self, connection: str) -> None:
@@ -216,12 +227,30 @@ class Arrivals:
     def tick(self, now_s: float) -> float:
         """Look for senders that have died."""
         with self._lock:
+            self.publish_arrived()
             for connection in {one.connection for one in self._requests.values()} - {""}:
                 if self._is_dead(connection, now_s):
                     self._end_all(connection)
         return now_s + _CHECK_S
 
     # Inside the lock.
+
+    def _has_completed(self, connection: str, sequence: int) -> bool:
+        writers = self._writers
+        return sequence == 0 or (
+            writers is not None and writers.has_completed(connection, sequence)
+        )
+
+    def _publish(self, grant: str, granted: _Granted) -> None:
+        owner = granted.request
+        self._ended(grant, owner.connection)
+        for key, page in granted.pages:
+            if owner.is_cancelled:
+                self._shelf.give_back(page)
+            else:
+                self._shelf.publish(key, page)
+                owner.keys.append(key)
+        self._settle(owner)
 
     def _try(self, one: _Waiting, now_s: float) -> AllocResponse | None:
         message = one.message
@@ -316,6 +345,7 @@ class Arrivals:
         if granted is None or granted.request.connection != connection:
             return None
         granted.request.grants.discard(grant)
+        self._coming.pop(grant, None)
         return self._granted.pop(grant)
 
     def _take_back(self, granted: _Granted) -> None:

@@ -12,7 +12,7 @@ from kvxfer.connectors.lmcache.wire import Grant, Hello
 from kvxfer.errors import InvalidUsage, KvxferError, PeerLost
 from kvxfer.layout import CopyPlan
 from kvxfer.session import Endpoint, Peer
-from kvxfer.transport import After, Op, Tuning
+from kvxfer.transport import After, Op, Transfer, Tuning
 
 _log = logging.getLogger(__name__)
 _SLICE_S = 0.2
@@ -82,6 +82,7 @@ class Lane(Closing):
         self._peer: Peer | None = None
         self._peer_lock = threading.Lock()
         self._is_closed = False
+        self._owed: list[str] = []  # grants committed, not filled, and not yet taken back
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.counts = Counts()
         self._thread = threading.Thread(
@@ -159,19 +160,42 @@ class Lane(Closing):
         peer = self.connect()
         try:
             self._require_grantor(peer, job)
+            self._take_back(peer)
             plan = job.plan(int(peer.view.addresses[0, 0]), peer.view.num_blocks)
             transfer = peer.link.post(plan, job.op, tuning=self._tuning, after=job.after)
-            while not transfer.poll(_SLICE_S):
-                pass  # until it has ended, one way or the other: only then are the pages free
+            self._commit(peer, job, transfer)
         except Exception as error:
             self._abort(peer, job, str(error))
             raise
-        if job.grant is not None and job.grant.id:
-            peer.commit(job.grant.id)
         self.counts.num_pages += job.count
         self.counts.num_bytes += transfer.num_bytes
         self.counts.path = transfer.actual_path
         return job.count
+
+    def _commit(self, peer: Peer, job: Job, transfer: Transfer) -> None:
+        """Commit while the bytes are on their way, since the receiver sees itself when they are
+        there; returns once they are."""
+        grant = "" if job.grant is None else job.grant.id
+        try:
+            if grant:
+                self._owed.append(grant)
+                peer.commit(grant, transfer.sequence)
+        finally:
+            while not transfer.poll(_SLICE_S):
+                pass  # until it has ended, one way or the other: only then are the pages free
+        if grant:
+            self._owed.remove(grant)
+
+    def _take_back(self, peer: Peer) -> None:
+        """Abort what was committed and did not arrive, before the next transfer: to the receiver
+        its number would say that this one had ended too.
+
+        Raises:
+            KvxferError: the peer does not answer; nothing may be written to it.
+        """
+        while self._owed:
+            peer.abort(self._owed[0])
+            del self._owed[0]
 
     def _require_grantor(self, peer: Peer, job: Job) -> None:
         granted_by = "" if job.grant is None else job.grant.incarnation
@@ -187,6 +211,8 @@ class Lane(Closing):
             return  # a peer that has ended holds no grants
         try:
             peer.abort(job.grant.id)
+            if job.grant.id in self._owed:
+                self._owed.remove(job.grant.id)
         except KvxferError as error:
             _log.info("grant %s of %s ends with its process: %s", job.grant.id, self._name, error)
             _log.debug("it was given up because %s", reason)

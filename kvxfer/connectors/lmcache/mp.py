@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
 import msgspec
-from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from msgspec import Meta
@@ -22,6 +21,11 @@ from kvxfer.connectors.lmcache.mp_channel import register
 from kvxfer.connectors.lmcache.page_store import Form
 from kvxfer.connectors.lmcache.storage import bytes_of
 from kvxfer.errors import InvalidUsage
+
+try:
+    from lmcache.lmcache_native import Bitmap
+except ImportError:  # LMCache 0.5.2
+    from lmcache.native_storage_ops import Bitmap
 
 _log = logging.getLogger(__name__)
 register()

@@ -227,11 +227,13 @@ class PDHooks:
 
     def contains(self, key: Any, pin: bool = False) -> bool:
         """Whether all bytes of a key are here; who asks means to fetch it."""
+        self._parts.arrivals.publish_arrived()
         self._parts.shelf.touch(key)
         return bool(super().contains(key, pin))  # type: ignore[misc]
 
     def get_blocking(self, key: Any) -> Any:
         """The object of a key that is here."""
+        self._parts.arrivals.publish_arrived()
         self._parts.shelf.touch(key)
         return super().get_blocking(key)  # type: ignore[misc]
 

@@ -128,6 +128,7 @@ class _QueryPort(PortServer):
         from lmcache.utils import CacheEngineKey
 
         wanted = msgspec.msgpack.decode(message, type=CacheQueryRequest).keys
+        self._backend._parts.arrivals.publish_arrived()
         with self._backend.data_lock:
             data = self._backend.data
             found = [

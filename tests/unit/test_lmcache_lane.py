@@ -1,0 +1,115 @@
+"""The order in which a lane commits, waits and takes back; the peer is a stand-in."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvxfer.connectors.lmcache.lane import Job, Lane
+from kvxfer.connectors.lmcache.wire import Grant
+from kvxfer.errors import ControlTimeout, TransferFailed
+from kvxfer.transport import Op, Tuning
+
+WAIT_S = 10.0
+
+
+class Peer:
+    """A peer and its link: notes what is called, and fails where a test says so."""
+
+    incarnation, connection = "receiver", "sender"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failing: dict[str, Exception] = {}
+        self.sequence = 0
+        self.link = self.view = self
+        self.addresses, self.num_blocks, self.num_bytes = {(0, 0): 1}, 8, 4096
+        self.actual_path = "nowhere"
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if call in self.failing:
+            raise self.failing[call]
+
+    def require_open(self) -> None:
+        """It always is."""
+
+    def post(self, plan: str, op: Op, **_: object) -> "Peer":
+        self._note(f"post {plan}")
+        self.sequence += 1
+        return self
+
+    def poll(self, timeout_s: float) -> bool:
+        self._note(f"poll {self.sequence}")
+        return True
+
+    def commit(self, grant: str, sequence: int) -> None:
+        self._note(f"commit {grant} {sequence}")
+
+    def abort(self, grant: str) -> None:
+        self._note(f"abort {grant}")
+
+    def connect(self, *_: object, **__: object) -> "Peer":
+        return self
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
+
+
+@pytest.fixture
+def lane(peer: Peer) -> Iterator[Lane]:
+    endpoint: Any = peer
+
+    class Hello:
+        addresses = ()
+
+    greet: Any = Hello
+    with Lane("p", endpoint, greet, tuning=Tuning(), connect_timeout_s=1.0) as made:
+        yield made
+
+
+def send(lane: Lane, name: str) -> int:
+    plan: Any = lambda address, pages: name  # noqa: E731
+    job = Job(plan, 1, Op.PUT, Grant(id=name, incarnation="receiver"))
+    lane.submit(job)
+    return job.done.result(WAIT_S)
+
+
+def test_a_grant_is_committed_while_its_bytes_are_on_their_way(lane: Lane, peer: Peer) -> None:
+    assert send(lane, "g") == 1
+    assert peer.calls == ["post g", "commit g 1", "poll 1"]
+
+
+def test_a_refused_commit_waits_for_the_transfer_all_the_same(lane: Lane, peer: Peer) -> None:
+    peer.failing["commit g 1"] = ControlTimeout("planted")
+    with pytest.raises(ControlTimeout, match="planted"):
+        send(lane, "g")
+    assert peer.calls == ["post g", "commit g 1", "poll 1", "abort g"]
+
+
+def test_a_transfer_that_fails_after_its_commit_is_taken_back(lane: Lane, peer: Peer) -> None:
+    peer.failing["poll 1"] = TransferFailed("planted")
+    with pytest.raises(TransferFailed, match="planted"):
+        send(lane, "g")
+    assert peer.calls[-1] == "abort g"
+    send(lane, "h")
+    assert peer.calls[4:] == ["post h", "commit h 2", "poll 2"]
+
+
+def test_nothing_is_posted_before_what_failed_is_taken_back(lane: Lane, peer: Peer) -> None:
+    # A later transfer's number would tell the receiver that the failed one had ended too.
+    peer.failing |= {"poll 1": TransferFailed("planted"), "abort g": ControlTimeout("deaf")}
+    with pytest.raises(TransferFailed, match="planted"):
+        send(lane, "g")
+    with pytest.raises(ControlTimeout, match="deaf"):
+        send(lane, "h")
+    assert "post h" not in peer.calls
+    del peer.failing["abort g"]
+    before = len(peer.calls)
+    send(lane, "i")
+    assert peer.calls[before:] == ["abort g", "post i", "commit i 2", "poll 2"]
