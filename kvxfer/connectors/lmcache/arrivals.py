@@ -205,8 +205,8 @@ class Arrivals:
             return
         with self._lock:
             for grant, granted in list(self._coming.items()):
-                connection = granted.request.connection
-                if self._has_completed(connection, granted.sequence):
+                of, writers = granted.request.connection, self._writers
+                if writers is not None and writers.has_completed(of, granted.sequence):
                     self._publish(grant, granted)
 
     def watch(self, connection: str) -> FailedRequests | Deferred:
@@ -234,12 +234,6 @@ class Arrivals:
         return now_s + _CHECK_S
 
     # Inside the lock.
-
-    def _has_completed(self, connection: str, sequence: int) -> bool:
-        writers = self._writers
-        return sequence == 0 or (
-            writers is not None and writers.has_completed(connection, sequence)
-        )
 
     def _publish(self, grant: str, granted: _Granted) -> None:
         owner = granted.request
