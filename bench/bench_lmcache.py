@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -53,6 +54,7 @@ class Engine:
             enable_pd=True, pd_role=role, pd_backend_mode="sync",
             pd_buffer_size=NUM_CHUNKS[device] * CHUNK_BYTES, pd_buffer_device=device,
             transfer_channel=channel, nixl_backends=["UCX"], lmcache_instance_id=role,
+            extra_config={"kvxfer.peers": "kvxfer"},  # so that it needs no NIXL
             pd_peer_host=LOOPBACK, pd_peer_init_port=[ports["init"]],
             pd_peer_alloc_port=[ports["alloc"]],
             pd_proxy_host=LOOPBACK, pd_proxy_port=ports["proxy"],
@@ -175,14 +177,18 @@ def serve(role: str, channel: str, device: str, ports: dict[str, int]) -> None:
     """A process with an engine: answers numbers of requests until its input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what LMCache and NIXL print
-    engine = (Sender if role == "sender" else Receiver)(channel, device, ports)
-    answers.write('"ready"\n')
-    answers.flush()
-    for line in sys.stdin:
-        answers.write(json.dumps(engine.answer(int(line))) + "\n")
+    try:
+        engine = (Sender if role == "sender" else Receiver)(channel, device, ports)
+        answers.write('"ready"\n')
         answers.flush()
-    answers.close()
-    os._exit(0)  # LMCache's own channel may not close
+        for line in sys.stdin:
+            answers.write(json.dumps(engine.answer(int(line))) + "\n")
+            answers.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        answers.close()
+        os._exit(0)  # LMCache's threads would keep it, and its own channel may not close
 
 
 class Child:

@@ -20,7 +20,7 @@ from kvxfer.errors import InvalidUsage, ProtocolMismatch
 #      plane for each layer and vector.
 #   3: a request ends with a frame that says how long its caller waits; layouts carry a hash.
 #   4: layers form groups: a layout says which, and a grant has a block table for each.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 MAGIC = b"KVXF"
 MAX_MESSAGE_BYTES = 16 << 20

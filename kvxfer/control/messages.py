@@ -204,10 +204,11 @@ class ReserveReply(msgspec.Struct, frozen=True, kw_only=True, tag="reserve_reply
 
 
 class CommitRequest(msgspec.Struct, frozen=True, tag="commit"):
-    """The caller's share of the request is written and visible.
+    """The caller's share of the request is written and visible, or about to be.
 
-    ``sequence`` is the number of its last transfer, which the server finds on its board; 0 where
-    the caller does not say.
+    ``sequence`` is the number of its last transfer, which the server looks for on its board; 0
+    where the caller does not say. Only servers that count a share once it is there (LMCache's
+    pools) take one that is still under way.
     """
 
     request_id: RequestId
@@ -218,8 +219,8 @@ class CommitRequest(msgspec.Struct, frozen=True, tag="commit"):
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
     """The request will not be completed, and every write of the caller to its pages is over.
 
-    Of a committed request it frees nothing: those blocks are the engine's. ``reason`` is for the
-    engine's log.
+    Of a request that is committed and filled it frees nothing: those blocks are the engine's.
+    ``reason`` is for the engine's log.
     """
 
     request_id: RequestId

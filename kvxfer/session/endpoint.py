@@ -261,8 +261,11 @@ class Endpoint(Closing):
     def has_completed(self, connection: str, sequence: int) -> bool:
         """Whether the bytes of a connection's transfer are visible here; 0 always are."""
         slot = self._slots.get(connection)
-        return sequence == 0 or (
-            slot is not None and self._board.wait(slot, sequence, timeout_s=0.0)
+        if sequence == 0 or slot is None:
+            return sequence == 0
+        # Meanwhile the slot may have become another connection's, whose number was read then.
+        return self._board.wait(slot, sequence, timeout_s=0.0) and (
+            self._slots.get(connection) == slot
         )
 
     def has_ended(self, connection: str) -> bool:

@@ -195,7 +195,8 @@ class Peer(Closing):
         Args:
             request_id: as it was reserved.
             sequence: :attr:`Transfer.sequence` of the last transfer, which the peer looks for on
-                its board; 0 = not said.
+                its board; 0 = not said. A pool of LMCache's takes the commit of a transfer that is
+                under way, and the blocks are its engine's once that has ended.
 
         Raises:
             InvalidUsage: the request holds nothing, or the peer does not see that transfer yet.
@@ -205,7 +206,7 @@ class Peer(Closing):
     def abort(self, request_id: str) -> None:
         """Give the request's blocks back. Only once every transfer to them is complete.
 
-        Of a committed request, or one that holds nothing, this changes nothing.
+        Of a request that is committed and filled, or holds nothing, this changes nothing.
         """
         self._channel().call(AbortRequest(request_id, self.connection))
 
@@ -324,8 +325,9 @@ class Peer(Closing):
         self.unmap()
         if self._alloc is not None:
             self._alloc.close()
-        leave(self._alloc_address, self.connection, self._key)
-        self.give_back_name()  # after leaving: the next to use the slot must not be taken for idle
+        # A peer that hears it late would take the next of that name for the one that left.
+        if leave(self._alloc_address, self.connection, self._key):
+            self.give_back_name()
 
     def unmap(self) -> None:
         """Unmap the peer's cache without telling it; may be called more than once.

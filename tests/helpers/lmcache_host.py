@@ -181,6 +181,15 @@ class LMCacheHost:
         """The next copy takes so much longer."""
         self._spoil(lambda: time.sleep(seconds))
 
+    def see_nothing_arrive(self) -> None:
+        """As if every transfer to this side were still under way."""
+        self.backend._parts.arrivals._writers.has_completed = lambda *_: False
+
+    def lookup_as_it_arrives(self, *, first: int, count: int) -> int:
+        """See what has arrived, and look it up at once."""
+        del self.backend._parts.arrivals._writers.has_completed
+        return self.lookup(first=first, count=count)
+
     def hash_otherwise(self) -> None:
         """Begin the chain of hashes elsewhere."""
         token_database.NONE_HASH = 12345

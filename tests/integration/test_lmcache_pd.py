@@ -169,6 +169,17 @@ def test_a_key_is_no_hit_while_its_bytes_are_on_the_way(new_pair: MakePair) -> N
     assert lookup(receiver, 1) == TOKENS
 
 
+def test_a_key_is_a_hit_for_who_looks_the_moment_it_has_arrived(new_pair: MakePair) -> None:
+    pair = new_pair()
+    receiver, sender = pair.receiver(), pair.sender()
+    receiver.call("see_nothing_arrive")
+    assert store(sender, pair, 0) == "ok"
+    assert pair.proxy.hear() == "r0"
+    assert lookup(receiver, 0) == 0
+    assert receiver.call("lookup_as_it_arrives", first=0, count=TOKENS) == TOKENS
+    assert retrieve(receiver, 0) == {"tokens": TOKENS, "wrong": 0, "bytes": TOKENS * 8192}
+
+
 @pytest.mark.parametrize("port", ["init_port", "alloc_port"])
 def test_malformed_messages_cost_themselves_alone(new_pair: MakePair, port: str) -> None:
     pair = new_pair()

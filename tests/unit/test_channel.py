@@ -182,7 +182,7 @@ def test_a_server_of_another_version_is_named() -> None:
     thread = run_in_thread(answer)
     with (
         ControlClient(f"tcp://127.0.0.1:{port}", Done) as client,
-        pytest.raises(ProtocolMismatch, match=rf"127.0.0.1:{port}.*version 9, this side 4"),
+        pytest.raises(ProtocolMismatch, match=rf"127.0.0.1:{port}.*version 9, this side 5"),
     ):
         client.call(CommitRequest("r"), deadline_s=HANG_GUARD_S)
     thread.join(HANG_GUARD_S)

@@ -149,8 +149,8 @@ def test_bad_bodies_are_answered_with_protocol_mismatch(
 def test_another_version_learns_ours(target: Target, dealer: "zmq.Socket[bytes]") -> None:
     dealer.send_multipart([b"id", b"KVXF\x00\x01", b"\xc1"])
     _, head, reply = dealer.recv_multipart()
-    assert head == b"KVXF\x00\x04"
-    assert b"version 1, this side 4" in reply
+    assert head == b"KVXF\x00\x05"
+    assert b"version 1, this side 5" in reply
     target.check_serves()
 
 
@@ -179,7 +179,7 @@ def test_raw_bytes_and_a_connection_that_ends(target: Target, data: bytes) -> No
     "data",
     [
         b"\x00\x10half",
-        b"\x01\x02id" + b"\x01\x06KVXF\x00\x04",
+        b"\x01\x02id" + b"\x01\x06KVXF\x00\x05",
         b"\x02" + struct.pack(">Q", 1 << 10) + b"half",
     ],
     ids=["half-frame", "no-last-part", "half-long-frame"],

@@ -55,7 +55,7 @@ def test_a_limit_is_always_one_that_is_accepted(left_s: float, limit_ms: int) ->
 @pytest.mark.parametrize(
     ("frames", "text"),
     [
-        ([HEAD, BODY], "frames of 6, .* bytes; version 4 has a head, a body and 4 bytes"),
+        ([HEAD, BODY], "frames of 6, .* bytes; version 5 has a head, a body and 4 bytes"),
         ([HEAD], "frames of 6 bytes"),
         ([HEAD, BODY, b""], "limit_ms"),
         ([HEAD, BODY, limit(1) + b"x"], "limit_ms"),
@@ -73,7 +73,7 @@ def test_requests_that_are_refused(frames: list[bytes], text: str) -> None:
 
 def test_the_version_is_judged_before_all_else() -> None:
     for rest in ([], [b"\xc1"], [b"a", b"b", b"c", b"d"]):
-        with pytest.raises(ProtocolMismatch, match="version 9, this side 4"):
+        with pytest.raises(ProtocolMismatch, match="version 9, this side 5"):
             framing.decode_request([b"KVXF\x00\x09", *rest], (Done,))
 
 

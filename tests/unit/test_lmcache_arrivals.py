@@ -1,5 +1,6 @@
 """Grants of an LMCache pool: a key is a hit when its bytes are there, and every page comes back."""
 
+import threading
 import time
 from collections import Counter
 from typing import Any
@@ -12,6 +13,7 @@ from kvxfer.control import AbortRequest, CommitRequest
 from kvxfer.errors import InvalidUsage, PeerLost
 
 LEASE_S = 5.0
+GUARD_S = 10.0
 
 
 class Shelf:
@@ -71,6 +73,7 @@ class Writers:
         self.ended: set[str] = set()
         self.unknown: set[str] = set()
         self.reached: dict[str, int] = {}  # the board
+        self.last_words: dict[str, int] = {}  # reached while it is asked whether the sender ended
 
     def shares_of(self, connection: str) -> tuple[Any, ...]:
         if connection in self.unknown:
@@ -78,6 +81,9 @@ class Writers:
         return ()
 
     def has_ended(self, connection: str) -> bool:
+        if connection in self.last_words:
+            self.reached[connection] = self.last_words[connection]
+            self.ended.add(connection)
         return connection in self.ended | self.unknown
 
     def has_completed(self, connection: str, sequence: int) -> bool:
@@ -187,6 +193,47 @@ def test_a_sender_that_died_after_its_commit_leaves_what_had_arrived(
     setup.arrivals.gone("a")
     assert set(setup.shelf.hits) == hits
     assert setup.shelf.num_free() == 8 - len(hits)
+    assert setup.arrivals.num_granted == 0
+
+
+def test_who_looks_for_a_key_waits_for_all_that_arrived_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup, half, go = Setup(), threading.Event(), threading.Event()
+    setup.commit("a", setup.granted("a", "r", "xyz"), sequence=1)
+    publish = setup.shelf.publish
+
+    def slowly(key: str, page: int) -> None:
+        publish(key, page)
+        half.set()
+        assert go.wait(GUARD_S)
+
+    monkeypatch.setattr(setup.shelf, "publish", slowly)
+    setup.writers.reached["a"] = 1
+    seen: list[set[str]] = []
+
+    def look() -> None:
+        setup.arrivals.publish_arrived()
+        seen.append(set(setup.shelf.hits))
+
+    first = threading.Thread(target=setup.arrivals.serve_waiting)
+    second = threading.Thread(target=look)
+    first.start()
+    assert half.wait(GUARD_S)
+    second.start()
+    second.join(0.2)  # it must not have looked yet
+    go.set()
+    for thread in (first, second):
+        thread.join(GUARD_S)
+    assert seen == [set("xyz")]
+
+
+def test_what_arrives_just_before_its_sender_dies_is_a_hit() -> None:
+    setup = Setup()
+    setup.commit("a", setup.granted("a", "r", "xy"), sequence=1)
+    setup.writers.last_words["a"] = 1
+    setup.arrivals.tick(time.monotonic())
+    assert set(setup.shelf.hits) == set("xy")
     assert setup.arrivals.num_granted == 0
 
 

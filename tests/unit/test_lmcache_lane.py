@@ -7,7 +7,7 @@ import pytest
 
 from kvxfer.connectors.lmcache.lane import Job, Lane
 from kvxfer.connectors.lmcache.wire import Grant
-from kvxfer.errors import ControlTimeout, TransferFailed
+from kvxfer.errors import ControlTimeout, PeerLost, TransferFailed
 from kvxfer.transport import Op, Tuning
 
 WAIT_S = 10.0
@@ -22,6 +22,7 @@ class Peer:
         self.calls: list[str] = []
         self.failing: dict[str, Exception] = {}
         self.sequence = 0
+        self.polls_left = 0
         self.link = self.view = self
         self.addresses, self.num_blocks, self.num_bytes = {(0, 0): 1}, 8, 4096
         self.actual_path = "nowhere"
@@ -41,7 +42,8 @@ class Peer:
 
     def poll(self, timeout_s: float) -> bool:
         self._note(f"poll {self.sequence}")
-        return True
+        self.polls_left -= 1
+        return self.polls_left < 0
 
     def commit(self, grant: str, sequence: int) -> None:
         self._note(f"commit {grant} {sequence}")
@@ -73,9 +75,9 @@ def lane(peer: Peer) -> Iterator[Lane]:
         yield made
 
 
-def send(lane: Lane, name: str) -> int:
+def send(lane: Lane, name: str, granted_to: Any = None) -> int:
     plan: Any = lambda address, pages: name  # noqa: E731
-    job = Job(plan, 1, Op.PUT, Grant(id=name, incarnation="receiver"))
+    job = Job(plan, 1, Op.PUT, Grant(id=name, incarnation="receiver"), granted_to)
     lane.submit(job)
     return job.done.result(WAIT_S)
 
@@ -83,6 +85,20 @@ def send(lane: Lane, name: str) -> int:
 def test_a_grant_is_committed_while_its_bytes_are_on_their_way(lane: Lane, peer: Peer) -> None:
     assert send(lane, "g") == 1
     assert peer.calls == ["post g", "commit g 1", "poll 1"]
+
+
+def test_a_batch_is_done_once_its_transfer_has_ended(lane: Lane, peer: Peer) -> None:
+    peer.polls_left = 2
+    assert send(lane, "g") == 1
+    assert peer.calls == ["post g", "commit g 1", "poll 1", "poll 1", "poll 1"]
+
+
+def test_pages_granted_to_a_connection_that_ended_are_not_written(lane: Lane, peer: Peer) -> None:
+    assert send(lane, "g", granted_to=peer) == 1
+    peer.calls.clear()
+    with pytest.raises(PeerLost, match="has ended, and the pages with it"):
+        send(lane, "h", granted_to=Peer())
+    assert peer.calls == ["abort h"]
 
 
 def test_a_refused_commit_waits_for_the_transfer_all_the_same(lane: Lane, peer: Peer) -> None:

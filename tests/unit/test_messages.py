@@ -96,7 +96,7 @@ def test_head_is_magic_and_version() -> None:
 
 def test_other_version_is_named_before_the_body_is_read() -> None:
     head = b"KVXF" + struct.pack(">H", 513)
-    with pytest.raises(ProtocolMismatch, match=r"version 513, this side 4\b"):
+    with pytest.raises(ProtocolMismatch, match=r"version 513, this side 5\b"):
         framing.decode([head, b"\xc1 not msgpack"], TYPES)
     with pytest.raises(ProtocolMismatch, match="version 513"):
         framing.decode([head, b"a", b"frame of the future"], TYPES)

@@ -230,20 +230,21 @@ class Arrivals:
             self.publish_arrived()
             for connection in {one.connection for one in self._requests.values()} - {""}:
                 if self._is_dead(connection, now_s):
-                    self._end_all(connection)
+                    self.left(connection)  # which looks anew at what has arrived
         return now_s + _CHECK_S
 
     # Inside the lock.
 
     def _publish(self, grant: str, granted: _Granted) -> None:
         owner = granted.request
-        self._ended(grant, owner.connection)
         for key, page in granted.pages:
             if owner.is_cancelled:
                 self._shelf.give_back(page)
             else:
                 self._shelf.publish(key, page)
                 owner.keys.append(key)
+        # Last: as long as it is coming, who looks for a key waits for all of them.
+        self._ended(grant, owner.connection)
         self._settle(owner)
 
     def _try(self, one: _Waiting, now_s: float) -> AllocResponse | None:

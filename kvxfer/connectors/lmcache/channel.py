@@ -23,6 +23,7 @@ from kvxfer.connectors.lmcache.setting import current
 from kvxfer.connectors.lmcache.stock import StockChannel
 from kvxfer.connectors.lmcache.wire import Grant
 from kvxfer.errors import InvalidUsage, TransferTimeout
+from kvxfer.session import Peer
 from kvxfer.transport import Op
 
 _PEER = {Op.PUT: "receiver_id", Op.GET: "sender_id"}
@@ -65,7 +66,7 @@ class KvxferChannel(BaseTransferChannel):  # type: ignore[misc]
         """
         self._setting = setting = current()
         self.peer_lookup_url = peer_lookup_url
-        self._grants: dict[tuple[str, tuple[int, ...]], Grant] = {}
+        self._grants: dict[tuple[str, tuple[int, ...]], tuple[Grant, Peer]] = {}
         self._lock = threading.Lock()
         is_device = device is not None and device.partition(":")[0] != "cpu"
         self._pool = PagePool(buffer_ptr, buffer_size, align_bytes, is_device=is_device)
@@ -106,24 +107,24 @@ class KvxferChannel(BaseTransferChannel):  # type: ignore[misc]
 
     # What the PD back ends of this package ask beyond LMCache's interface.
 
-    def connection_to(self, peer_id: str) -> str | None:
-        """The name under which a peer knows this side, met anew if need be; None without kvxfer.
+    def connection_to(self, peer_id: str) -> Peer | None:
+        """The connection to a peer, met anew if need be; None without kvxfer.
 
         Raises:
             KvxferError: it cannot be met.
         """
         lane = self._peers.lane_to(peer_id)
-        return None if lane is None else lane.connect().connection
+        return None if lane is None else lane.connect()
 
     def is_lost(self, peer_id: str) -> bool:
         """Whether a peer with kvxfer has ended."""
         lane = self._peers.lane_to(peer_id)
         return lane is not None and not lane.is_open
 
-    def granted(self, peer_id: str, remote_indexes: Sequence[int], grant: Grant) -> None:
-        """Note under which grant the next write to exactly these pages goes."""
+    def granted(self, peer_id: str, remote_indexes: Sequence[int], grant: Grant, to: Peer) -> None:
+        """Note the grant of exactly these pages, and the connection that has it."""
         with self._lock:
-            self._grants[(peer_id, tuple(remote_indexes))] = grant
+            self._grants[(peer_id, tuple(remote_indexes))] = grant, to
 
     def counts(self) -> dict[str, Counts]:
         """What went to each peer with kvxfer."""
@@ -201,10 +202,10 @@ class KvxferChannel(BaseTransferChannel):  # type: ignore[misc]
             nothing.set_result(0)
             return nothing
         with self._lock:
-            grant = self._grants.pop((peer_id, tuple(indexes)), None)
+            grant, granted_to = self._grants.pop((peer_id, tuple(indexes)), (None, None))
         after = self._setting.written() if op is Op.PUT else None
         plan = partial(self._pool.plan, pages_of(objects, indexes), op)
-        job = Job(plan, len(objects), op, grant, after)
+        job = Job(plan, len(objects), op, grant, granted_to, after)
         lane.submit(job)
         return job.done
 

@@ -28,6 +28,8 @@ class Job:
         count: how many pages that is.
         op: to the peer or from it.
         grant: what a write fills; None where pages were not granted by a kvxfer receiver.
+        granted_to: the connection by which they were asked for: with it the grant ends, and its
+            pages may be somebody else's. None without a grant.
         after: what the source must have reached.
         done: the number of pages once they are visible; an exception means that nobody writes or
             reads them any more.
@@ -37,6 +39,7 @@ class Job:
     count: int
     op: Op
     grant: Grant | None = None
+    granted_to: Peer | None = None
     after: After = None
     done: "Future[int]" = field(default_factory=Future)
 
@@ -82,7 +85,7 @@ class Lane(Closing):
         self._peer: Peer | None = None
         self._peer_lock = threading.Lock()
         self._is_closed = False
-        self._owed: list[str] = []  # grants committed, not filled, and not yet taken back
+        self._owed: list[str] = []  # grants whose abort was not answered
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.counts = Counts()
         self._thread = threading.Thread(
@@ -163,7 +166,7 @@ class Lane(Closing):
             self._take_back(peer)
             plan = job.plan(int(peer.view.addresses[0, 0]), peer.view.num_blocks)
             transfer = peer.link.post(plan, job.op, tuning=self._tuning, after=job.after)
-            self._commit(peer, job, transfer)
+            self._deliver(peer, job, transfer)
         except Exception as error:
             self._abort(peer, job, str(error))
             raise
@@ -172,23 +175,19 @@ class Lane(Closing):
         self.counts.path = transfer.actual_path
         return job.count
 
-    def _commit(self, peer: Peer, job: Job, transfer: Transfer) -> None:
+    def _deliver(self, peer: Peer, job: Job, transfer: Transfer) -> None:
         """Commit while the bytes are on their way, since the receiver sees itself when they are
         there; returns once they are."""
-        grant = "" if job.grant is None else job.grant.id
         try:
-            if grant:
-                self._owed.append(grant)
-                peer.commit(grant, transfer.sequence)
+            if job.grant is not None and job.grant.id:
+                peer.commit(job.grant.id, transfer.sequence)
         finally:
             while not transfer.poll(_SLICE_S):
                 pass  # until it has ended, one way or the other: only then are the pages free
-        if grant:
-            self._owed.remove(grant)
 
     def _take_back(self, peer: Peer) -> None:
-        """Abort what was committed and did not arrive, before the next transfer: to the receiver
-        its number would say that this one had ended too.
+        """Abort what was to be aborted before: of what was committed and did not arrive, the next
+        transfer's number would say that it had.
 
         Raises:
             KvxferError: the peer does not answer; nothing may be written to it.
@@ -204,17 +203,21 @@ class Lane(Closing):
                 f"{self._name} was started anew since it granted these pages; they are of "
                 f"{granted_by}, it is now {peer.incarnation}: send the request again"
             )
+        if job.granted_to is not None and job.granted_to is not peer:
+            raise PeerLost(
+                f"the connection to {self._name} over which it granted these pages has ended, and "
+                "the pages with it: send the request again"
+            )
 
     def _abort(self, peer: Peer | None, job: Job, reason: str) -> None:
         """Tell the peer that the pages of a grant will not come."""
         if peer is None or job.grant is None or not job.grant.id or not _is_open(peer):
-            return  # a peer that has ended holds no grants
+            return  # with the connection its grants end
         try:
             peer.abort(job.grant.id)
-            if job.grant.id in self._owed:
-                self._owed.remove(job.grant.id)
         except KvxferError as error:
-            _log.info("grant %s of %s ends with its process: %s", job.grant.id, self._name, error)
+            self._owed.append(job.grant.id)
+            _log.info("grant %s of %s is not aborted yet: %s", job.grant.id, self._name, error)
             _log.debug("it was given up because %s", reason)
 
 

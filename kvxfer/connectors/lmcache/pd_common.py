@@ -172,8 +172,8 @@ class PDParts:
             KvxferError: it is gone, or does not answer.
         """
         channel = self._backend.transfer_channel
-        connection = channel.connection_to(receiver_id)
-        asker = None if connection is None else Asker(connection=connection)
+        peer = channel.connection_to(receiver_id)
+        asker = None if peer is None else Asker(connection=peer.connection)
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         kind = AllocRequest if hasattr(message, "fmt") else CancelNotif
         request = kind(**{**more, **fields, "kvxfer": asker})
@@ -182,8 +182,8 @@ class PDParts:
         if -1 in answer.remote_indexes:
             reason = "it does not say why" if grant is None else grant.error
             raise NotAvailable(f"{receiver_id} has no pages: {reason}")
-        if grant is not None and answer.remote_indexes:
-            channel.granted(receiver_id, answer.remote_indexes, grant)
+        if grant is not None and peer is not None and answer.remote_indexes:
+            channel.granted(receiver_id, answer.remote_indexes, grant, peer)
         return answer
 
     def close(self) -> None:

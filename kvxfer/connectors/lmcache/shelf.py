@@ -2,6 +2,7 @@
 
 import math
 import time
+from operator import itemgetter
 from typing import Any
 
 from lmcache.utils import STR_DTYPE_TO_TORCH_DTYPE, CacheEngineKey
@@ -79,10 +80,11 @@ class BackendShelf:
     def drop_unread(self, idle_s: float) -> bool:
         """Forget the key that was touched longest ago, if that is ``idle_s``; False if none."""
         now_s = time.monotonic()
-        for key in [key for key in self._touched if key not in self._backend.data]:
+        # Of copies, since the engine's threads touch keys meanwhile.
+        for key in [key for key in list(self._touched) if key not in self._backend.data]:
             self._touched.pop(key, None)
-        oldest = min(self._touched, key=self._touched.__getitem__, default=None)
-        if oldest is None or now_s - self._touched[oldest] < idle_s:
+        oldest, at_s = min(list(self._touched.items()), key=itemgetter(1), default=(None, now_s))
+        if oldest is None or now_s - at_s < idle_s:
             return False
         self._touched.pop(oldest, None)
         self._count_down(oldest, all_of_it=True)
