@@ -16,9 +16,11 @@ WAIT_S = 10.0
 class Peer:
     """A peer and its link: notes what is called, and fails where a test says so."""
 
-    incarnation, connection = "receiver", "sender"
+    connection = "sender"
 
     def __init__(self) -> None:
+        self.incarnation = "receiver"
+        self.num_met = 0
         self.calls: list[str] = []
         self.failing: dict[str, Exception] = {}
         self.sequence = 0
@@ -52,6 +54,7 @@ class Peer:
         self._note(f"abort {grant}")
 
     def connect(self, *_: object, **__: object) -> "Peer":
+        self.num_met += 1
         return self
 
     def close(self) -> None:
@@ -99,6 +102,19 @@ def test_pages_granted_to_a_connection_that_ended_are_not_written(lane: Lane, pe
     with pytest.raises(PeerLost, match="has ended, and the pages with it"):
         send(lane, "h", granted_to=Peer())
     assert peer.calls == ["abort h"]
+
+
+def test_a_peer_that_was_started_anew_is_met_anew_whatever_the_link_sees(
+    lane: Lane, peer: Peer
+) -> None:
+    peer.incarnation = "before"
+    with pytest.raises(PeerLost, match="was started anew since"):
+        send(lane, "g")
+    assert "post g" not in peer.calls
+    peer.incarnation = "receiver"
+    assert send(lane, "h") == 1
+    assert send(lane, "i") == 1
+    assert peer.num_met == 2
 
 
 def test_a_refused_commit_waits_for_the_transfer_all_the_same(lane: Lane, peer: Peer) -> None:

@@ -83,6 +83,7 @@ class Lane(Closing):
         self._name, self._endpoint, self._greet = name, endpoint, greet
         self._tuning, self._connect_timeout_s = tuning, connect_timeout_s
         self._peer: Peer | None = None
+        self._is_stale = False  # another start of the peer grants by now
         self._peer_lock = threading.Lock()
         self._is_closed = False
         self._owed: list[str] = []  # grants whose abort was not answered
@@ -102,9 +103,10 @@ class Lane(Closing):
         with self._peer_lock:
             if self._is_closed:
                 raise InvalidUsage(f"the channel to {self._name} is closed")
-            if self._peer is not None and not _is_open(self._peer):
+            if self._peer is not None and (self._is_stale or not _is_open(self._peer)):
                 self._peer.close()
                 self._peer = None
+            self._is_stale = False
             if self._peer is None:
                 hello = self._greet()
                 self._peer = self._endpoint.connect(
@@ -199,6 +201,8 @@ class Lane(Closing):
     def _require_grantor(self, peer: Peer, job: Job) -> None:
         granted_by = "" if job.grant is None else job.grant.incarnation
         if granted_by and granted_by != peer.incarnation:
+            # Not every link sees by itself that its peer was started anew.
+            self._is_stale = peer is self._peer
             raise PeerLost(
                 f"{self._name} was started anew since it granted these pages; they are of "
                 f"{granted_by}, it is now {peer.incarnation}: send the request again"
