@@ -76,16 +76,10 @@ def require_scales(cache: KVCache, convert: ToFp8 | None) -> None:
         convert.inverse_scales(model, Share(range(model.num_layers), range(model.num_kv_heads)))
 
 
-def leave(alloc_address: str, connection: str, key: SharedKey | None) -> bool:
-    """Tell the peer, which may be gone by now, that nothing more comes from a connection.
-
-    Returns:
-        Whether it has heard.
-    """
+def leave(alloc_address: str, connection: str, key: SharedKey | None) -> None:
+    """Tell the peer, which may be gone by now, that nothing more comes from a connection."""
     try:
         with ControlClient(alloc_address, Done, deadline_s=_LEAVE_S, key=key) as alloc:
             alloc.call(LeaveRequest(connection))
     except KvxferError as error:
         _log.info("leaving %s: %s", alloc_address, error)
-        return False
-    return True

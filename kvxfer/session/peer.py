@@ -325,9 +325,8 @@ class Peer(Closing):
         self.unmap()
         if self._alloc is not None:
             self._alloc.close()
-        # A peer that hears it late would take the next of that name for the one that left.
-        if leave(self._alloc_address, self.connection, self._key):
-            self.give_back_name()
+        leave(self._alloc_address, self.connection, self._key)
+        self.give_back_name()  # after leaving: the next to use the slot must not be taken for idle
 
     def unmap(self) -> None:
         """Unmap the peer's cache without telling it; may be called more than once.
