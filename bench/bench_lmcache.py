@@ -31,7 +31,7 @@ NUM_CHUNKS: Final = {"cpu": 8, "cuda": 32}
 ROUNDS: Final = 9
 DEADLINE_S: Final = 120.0
 LOOPBACK: Final = "127.0.0.1"
-_COPIES: Final = 5
+_NUM_PLACES: Final = 4099  # a prime, so that no step between chunks returns to few of them
 
 
 class Engine:
@@ -136,14 +136,14 @@ def content_of(device: str) -> Any:
         def __init__(self) -> None:
             super().__init__(KV_SHAPE)
             self.num_wrong = self.num_read = 0
-            # Each chunk is a window of it, at a place of its own; a prime is no power of two.
+            # Each chunk is a window of it, at a place of its own.
             self._bytes = torch.randint(
-                0, 256, (CHUNK_BYTES + 4099,), dtype=torch.uint8,
+                0, 256, (CHUNK_BYTES + _NUM_PLACES,), dtype=torch.uint8,
                 generator=torch.Generator().manual_seed(0),
             ).to(device)  # fmt: skip
 
         def _expected(self, start: int, seed: int) -> Any:
-            first = (start // CHUNK_TOKENS * 131 + seed * 17) % 4099
+            first = (start // CHUNK_TOKENS * 131 + seed * 17) % _NUM_PLACES
             return self._bytes[first : first + CHUNK_BYTES]
 
         def batched_from_gpu(
@@ -184,11 +184,12 @@ def serve(role: str, channel: str, device: str, ports: dict[str, int]) -> None:
         for line in sys.stdin:
             answers.write(json.dumps(engine.answer(int(line))) + "\n")
             answers.flush()
+        status = 0
     except BaseException:
         traceback.print_exc()
-    finally:
-        answers.close()
-        os._exit(0)  # LMCache's threads would keep it, and its own channel may not close
+        status = 1
+    answers.close()
+    os._exit(status)  # LMCache's threads would keep it, and its own channel may not close
 
 
 class Child:
@@ -241,6 +242,11 @@ def num_gpus() -> int:
     import torch
 
     return min(2, int(torch.cuda.device_count()))
+
+
+def devices(device: str) -> tuple[str, str]:
+    """The sender's and the receiver's, as torch has them here."""
+    return ("cpu", "cpu") if device == "cpu" else ("cuda:0", f"cuda:{num_gpus() - 1}")
 
 
 class Pair:
@@ -296,24 +302,6 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def contiguous_gb_per_s(device: str, num_bytes: int) -> float:
-    """One copy from the sender's memory to the receiver's, the median of some."""
-    import torch
-
-    near, far = (f"cuda:{n}" if device == "cuda" else "cpu" for n in (0, num_gpus() - 1))
-    source = torch.zeros(num_bytes, dtype=torch.uint8, device=near)
-    destination = torch.empty(num_bytes, dtype=torch.uint8, device=far)
-    rates = []
-    for _ in range(_COPIES + 1):  # the first one makes the GPUs peers
-        began = time.perf_counter()
-        destination.copy_(source)
-        if device == "cuda":
-            torch.cuda.synchronize(near)
-            torch.cuda.synchronize(far)
-        rates.append(num_bytes / (time.perf_counter() - began) / 1e9)
-    return statistics.median(rates[1:])
-
-
 def require(channel: str, device: str) -> None:
     """Skip where something is missing."""
     for name in ("torch", "lmcache", *(["nixl"] if channel == "nixl" else [])):
@@ -326,7 +314,7 @@ def require(channel: str, device: str) -> None:
 @pytest.mark.benchmark(group="LMCache's prefill and decode, chunks of 32 MiB")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("channel", ["nixl", "kvxfer"])
-def test_lmcache(benchmark: Any, channel: str, device: str) -> None:
+def test_lmcache(benchmark: Any, one_copy_gb_per_s: Any, channel: str, device: str) -> None:
     require(channel, device)
     with pair_of(channel, device) as pair:
         pair.hand_over()  # they meet
@@ -337,7 +325,8 @@ def test_lmcache(benchmark: Any, channel: str, device: str) -> None:
     if benchmark.stats:
         rate = pair.num_bytes / written_s / 1e9
         benchmark.extra_info["gb_per_s"] = rate
-        benchmark.extra_info["of_limit"] = rate / contiguous_gb_per_s(device, pair.num_bytes)
+        limit = one_copy_gb_per_s(*devices(device), pair.num_bytes)
+        benchmark.extra_info["of_limit"] = rate / limit
     if device == "cuda":
         benchmark.extra_info["gpus"] = num_gpus()
 

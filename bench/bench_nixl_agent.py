@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ import pytest
 NUM_DESCRIPTORS = 32768
 ROUNDS = 9
 DEADLINE_S = 60.0
-_COPIES: Final = 5
 
 
 @dataclass(frozen=True)
@@ -156,23 +155,6 @@ def rows(address: int, page_bytes: int, device: int) -> Any:
     return found
 
 
-def contiguous_gb_per_s(num_bytes: int) -> float:
-    """One copy from the first GPU to the second, the median of some."""
-    import torch
-
-    source = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda:0")
-    destination = torch.empty(num_bytes, dtype=torch.uint8, device="cuda:1")
-    rates = []
-    for _ in range(_COPIES + 1):  # the first one makes the GPUs peers
-        torch.cuda.synchronize(0)
-        began = time.perf_counter()
-        destination.copy_(source)
-        for device in (0, 1):
-            torch.cuda.synchronize(device)
-        rates.append(num_bytes / (time.perf_counter() - began) / 1e9)
-    return statistics.median(rates[1:])
-
-
 def require(segment: str) -> None:
     """Skip where NIXL or the GPUs are missing."""
     if segment == "VRAM":
@@ -186,7 +168,9 @@ def require(segment: str) -> None:
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 @pytest.mark.parametrize(("segment", "page_bytes"), [("DRAM", 4096), ("VRAM", 32768)])
 @pytest.mark.parametrize("kind", ["stock", "accelerated"])
-def test_nixl_agent(benchmark: Any, kind: str, segment: str, page_bytes: int, op: str) -> None:
+def test_nixl_agent(
+    benchmark: Any, one_copy_gb_per_s: Any, kind: str, segment: str, page_bytes: int, op: str
+) -> None:
     require(segment)
     with near_of(kind, segment, page_bytes) as near:
         near.move("WRITE")  # connects, and gives READ something to read
@@ -201,7 +185,9 @@ def test_nixl_agent(benchmark: Any, kind: str, segment: str, page_bytes: int, op
         if segment == "VRAM":
             copied_gb_per_s = num_bytes / (median_s - post_us / 1e6) / 1e9
             benchmark.extra_info["copied_gb_per_s"] = copied_gb_per_s
-            benchmark.extra_info["of_limit"] = copied_gb_per_s / contiguous_gb_per_s(num_bytes)
+            benchmark.extra_info["of_limit"] = copied_gb_per_s / one_copy_gb_per_s(
+                "cuda:0", "cuda:1", num_bytes
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
-"""What the suites share: paths between two sides, and block tables in an engine's disorder."""
+"""What the suites share: paths between two sides, block tables in an engine's disorder, and the
+rate of one contiguous copy."""
 
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -12,6 +16,10 @@ import kvxfer
 # Twice the request, as in a sweep: an engine's blocks are never all of one request.
 POOL_FACTOR = 2
 _SEED = 0
+_COPIES = 5
+
+CopyRate: TypeAlias = Callable[[str, str, int], float]
+"""GB/s of one copy of so many bytes between two of torch's devices, as ``cuda:0`` or ``cpu``."""
 
 
 @dataclass(frozen=True)
@@ -62,3 +70,29 @@ def draw_tables() -> Callable[[int], Tables]:
         return Tables(pool, rng.permutation(pool)[:num_blocks], rng.permutation(pool)[:num_blocks])
 
     return draw
+
+
+@pytest.fixture
+def one_copy_gb_per_s() -> CopyRate:
+    """The limit of a path between GPUs or within one: the median of some contiguous copies."""
+
+    def measure(source: str, destination: str, num_bytes: int) -> float:
+        import torch
+
+        def wait() -> None:
+            for device in (source, destination):
+                if device != "cpu":
+                    torch.cuda.synchronize(device)
+
+        near = torch.zeros(num_bytes, dtype=torch.uint8, device=source)
+        far = torch.empty(num_bytes, dtype=torch.uint8, device=destination)
+        rates = []
+        for _ in range(_COPIES + 1):  # the first one makes the GPUs peers
+            wait()
+            began = time.perf_counter()
+            far.copy_(near)
+            wait()
+            rates.append(num_bytes / (time.perf_counter() - began) / 1e9)
+        return statistics.median(rates[1:])
+
+    return measure

@@ -20,6 +20,7 @@ from kvxfer.errors import InvalidUsage, ProtocolMismatch
 #      plane for each layer and vector.
 #   3: a request ends with a frame that says how long its caller waits; layouts carry a hash.
 #   4: layers form groups: a layout says which, and a grant has a block table for each.
+#   5: a pool of LMCache's takes a commit whose transfer is under way.
 PROTOCOL_VERSION = 5
 
 MAGIC = b"KVXF"

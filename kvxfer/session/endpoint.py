@@ -260,13 +260,13 @@ class Endpoint(Closing):
 
     def has_completed(self, connection: str, sequence: int) -> bool:
         """Whether the bytes of a connection's transfer are visible here; 0 always are."""
+        if sequence == 0:
+            return True
         slot = self._slots.get(connection)
-        if sequence == 0 or slot is None:
-            return sequence == 0
+        if slot is None or not self._board.wait(slot, sequence, timeout_s=0.0):
+            return False
         # Meanwhile the slot may have become another connection's, whose number was read then.
-        return self._board.wait(slot, sequence, timeout_s=0.0) and (
-            self._slots.get(connection) == slot
-        )
+        return self._slots.get(connection) == slot
 
     def has_ended(self, connection: str) -> bool:
         """Whether no store of a connection can come any more, because its process has ended."""

@@ -23,7 +23,7 @@ from kvxfer.session.failure_watch import FailureWatch
 from kvxfer.session.offers import Granted, Notice, Offer, Refused, ids_of
 from kvxfer.session.placement import Placement
 from kvxfer.session.reception import Reception, Writer, refused
-from kvxfer.session.requests import Writers
+from kvxfer.session.requests import Writers, not_visible_text
 from kvxfer.session.silence import Silence
 from kvxfer.session.states import ReceiveEvent, ReceiveLimits, Receiving
 
@@ -106,10 +106,7 @@ class RequestBook:
                     f"request {request.request_id!r} holds no blocks yet; reserve them first"
                 )
             if not self._of.has_completed(request.incarnation, request.sequence):
-                raise TransferFailed(
-                    f"transfer {request.sequence} of request {request.request_id!r} is not visible "
-                    "yet; commit once it is"
-                )
+                raise TransferFailed(not_visible_text(request))
             writer.over = True
             if reception.state is Receiving.RECEIVING:
                 writer.committed = True

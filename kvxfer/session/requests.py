@@ -57,6 +57,14 @@ class Requests(Protocol):
         """Do what is due at ``now_s`` (time.monotonic()); returns when to be called again."""
 
 
+def not_visible_text(request: CommitRequest) -> str:
+    """Why a commit is refused whose transfer is under way."""
+    return (
+        f"transfer {request.sequence} of request {request.request_id!r} is not visible yet; commit "
+        "once it is"
+    )
+
+
 class PoolRequests:
     """Requests that a pool serves, each of one connection."""
 
@@ -80,10 +88,7 @@ class PoolRequests:
             InvalidUsage: they are not reserved, or not filled.
         """
         if not self._of.has_completed(request.incarnation, request.sequence):
-            raise InvalidUsage(
-                f"transfer {request.sequence} of request {request.request_id!r} is not visible yet;"
-                " commit once it is"
-            )
+            raise InvalidUsage(not_visible_text(request))
         self._blocks.commit(request.incarnation, request.request_id)
 
     def abort(self, request: AbortRequest) -> None:

@@ -3,9 +3,9 @@
 LMCache makes a key a hit when its page is reserved, before a byte is there. Here a page is granted
 to one sender, and its key becomes a hit when that sender has committed the grant and its bytes are
 there. A sender commits while they are on their way, naming the transfer that brings them: whether
-that has ended stands on this side's board, so nobody waits for the answer of a commit. A grant ends
-once: filled, by abort, or because no store of its sender can come any more. Only then is the page
-used again.
+that has ended stands on this side's board, so a commit and the copy take no longer than the longer
+of the two. A grant ends once: filled, by abort, or because no store of its sender can come any
+more. Only then is the page used again.
 """
 
 import itertools
@@ -83,7 +83,6 @@ class _Granted:
     request: _Request
     pages: list[tuple[str, Any]]
     at_s: float
-    sequence: int = 0  # of the transfer that fills it, once it is committed
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +109,7 @@ class Arrivals:
         self._incarnation = ""
         self._requests: dict[tuple[str, str], _Request] = {}
         self._granted: dict[str, _Granted] = {}
-        self._coming: dict[str, _Granted] = {}  # of these, committed before they are filled
+        self._coming: dict[str, int] = {}  # of these, committed: the transfer that fills each
         self._waiting: list[_Waiting] = []
         self._ids = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count(1))
         self._lock = threading.RLock()
@@ -182,14 +181,12 @@ class Arrivals:
             InvalidUsage: no such grant of this connection; nothing is a hit then.
         """
         with self._lock:
-            granted = self._granted.get(request.request_id)
-            if granted is None or granted.request.connection != request.incarnation:
+            if self._open_grant(request.request_id, request.incarnation) is None:
                 raise InvalidUsage(
                     f"grant {request.request_id!r} of {request.incarnation!r} is not open; it was "
                     "ended before"
                 )
-            granted.sequence = request.sequence
-            self._coming[request.request_id] = granted
+            self._coming[request.request_id] = request.sequence
             self.publish_arrived()
 
     def abort(self, request: AbortRequest) -> None:
@@ -204,10 +201,10 @@ class Arrivals:
         if not self._coming:  # so that it costs nothing most of the time
             return
         with self._lock:
-            for grant, granted in list(self._coming.items()):
-                of, writers = granted.request.connection, self._writers
-                if writers is not None and writers.has_completed(of, granted.sequence):
-                    self._publish(grant, granted)
+            for grant, sequence in list(self._coming.items()):
+                of, writers = self._granted[grant].request.connection, self._writers
+                if writers is not None and writers.has_completed(of, sequence):
+                    self._publish(grant)
 
     def watch(self, connection: str) -> FailedRequests | Deferred:
         """Never anything: a grant is given up by its sender alone."""
@@ -227,15 +224,15 @@ class Arrivals:
     def tick(self, now_s: float) -> float:
         """Look for senders that have died."""
         with self._lock:
-            self.publish_arrived()
             for connection in {one.connection for one in self._requests.values()} - {""}:
                 if self._is_dead(connection, now_s):
-                    self.left(connection)  # which looks anew at what has arrived
+                    self.left(connection)  # after a look at what has arrived
         return now_s + _CHECK_S
 
     # Inside the lock.
 
-    def _publish(self, grant: str, granted: _Granted) -> None:
+    def _publish(self, grant: str) -> None:
+        granted = self._granted[grant]
         owner = granted.request
         for key, page in granted.pages:
             if owner.is_cancelled:
@@ -334,14 +331,19 @@ class Arrivals:
         request.grants.add(grant.id)
         return grant
 
-    def _ended(self, grant: str, connection: str) -> _Granted | None:
-        """What was granted to ``connection`` under that id, which is over now."""
+    def _open_grant(self, grant: str, connection: str) -> _Granted | None:
+        """What is granted to ``connection`` under that id."""
         granted = self._granted.get(grant)
-        if granted is None or granted.request.connection != connection:
-            return None
-        granted.request.grants.discard(grant)
-        self._coming.pop(grant, None)
-        return self._granted.pop(grant)
+        return granted if granted and granted.request.connection == connection else None
+
+    def _ended(self, grant: str, connection: str) -> _Granted | None:
+        """The same, which is over now."""
+        granted = self._open_grant(grant, connection)
+        if granted is not None:
+            granted.request.grants.discard(grant)
+            self._coming.pop(grant, None)
+            del self._granted[grant]
+        return granted
 
     def _take_back(self, granted: _Granted) -> None:
         for _, page in granted.pages:

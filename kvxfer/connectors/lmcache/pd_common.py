@@ -116,6 +116,11 @@ class PDParts:
         """
         self._alloc_port = AllocPort(f"{host}:{port}", self.arrivals)
 
+    def look_for(self, key: Any) -> None:
+        """To be called before the back end looks for a key among its hits."""
+        self.arrivals.publish_arrived()
+        self.shelf.touch(key)
+
     # A sender.
 
     def may_send(self, spec: Any) -> bool:
@@ -227,14 +232,12 @@ class PDHooks:
 
     def contains(self, key: Any, pin: bool = False) -> bool:
         """Whether all bytes of a key are here; who asks means to fetch it."""
-        self._parts.arrivals.publish_arrived()
-        self._parts.shelf.touch(key)
+        self._parts.look_for(key)
         return bool(super().contains(key, pin))  # type: ignore[misc]
 
     def get_blocking(self, key: Any) -> Any:
         """The object of a key that is here."""
-        self._parts.arrivals.publish_arrived()
-        self._parts.shelf.touch(key)
+        self._parts.look_for(key)
         return super().get_blocking(key)  # type: ignore[misc]
 
 
