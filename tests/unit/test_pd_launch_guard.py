@@ -22,7 +22,7 @@ worker = subprocess.Popen([sys.executable, "-c",
 worker.stdout.readline()
 if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print(os.getpid(), worker.pid, flush=True)
+print(f"{os.getpid()} {worker.pid}", flush=True)
 time.sleep(0 if "ends" in sys.argv else 600)
 sys.exit(5)
 """
@@ -39,10 +39,10 @@ def start(folder: Path, *words: str) -> Child:
 
 def pids_of(child: Child) -> list[int]:
     end_s = time.monotonic() + DEADLINE_S
-    while not (lines := child.tail(1)):
+    while not child.log.read_bytes().endswith(b"\n"):  # without a buffer, a line comes in pieces
         assert time.monotonic() < end_s
         time.sleep(0.02)
-    return [int(word) for word in lines[0].split()]
+    return [int(word) for word in child.tail(1)[0].split()]
 
 
 def wait_gone(pids: list[int]) -> None:
@@ -80,7 +80,7 @@ from pathlib import Path
 from kvxfer.pd.launch.child import Child
 child = Child("program", [sys.executable, "-c", {PROGRAM!r}],
               environment=dict(os.environ), folder=Path({str(tmp_path)!r}))
-while not child.tail(1):
+while not child.log.read_bytes().endswith(b"\\n"):
     time.sleep(0.02)
 print(child.tail(1)[0], flush=True)
 time.sleep(600)
