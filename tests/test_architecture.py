@@ -79,7 +79,12 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ucxx": ("transport/ucx", "sweep/peers/"),
     "ucp": ("transport/ucx", "sweep/peers/"),
     "libucx": ("transport/ucx",),
-    "vllm": ("connectors/vllm", "connectors/nixl_agent/plugin.py", "pd/"),
+    "vllm": (
+        "connectors/vllm",
+        "connectors/lmcache/connector.py",
+        "connectors/nixl_agent/plugin.py",
+        "pd/",
+    ),
     "transformers": ("pd/demo/smollm.py",),
     "gguf": ("pd/demo/smollm.py",),
     "lmcache": ("connectors/lmcache",),

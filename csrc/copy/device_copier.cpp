@@ -346,12 +346,18 @@ CopyEngine DeviceCopier::post(const CopyPlan& plan, const DeviceCopyOptions& opt
 
   Flight& flight = state.take_flight();
   args.arrivals = flight.arrivals;
-  if (after != nullptr) after->hold_back(reinterpret_cast<std::uint64_t>(state.stream));
-  if (tables && tables->num_groups() != 0) {
-    state.launch(*tables, launch, lookup, flight, args);
-  } else {
-    copy_by_engine(plan, state.stream);
-    launch_signal(args, state.stream);
+  try {
+    if (after != nullptr) after->hold_back(reinterpret_cast<std::uint64_t>(state.stream));
+    if (tables && tables->num_groups() != 0) {
+      state.launch(*tables, launch, lookup, flight, args);
+    } else {
+      copy_by_engine(plan, state.stream);
+      launch_signal(args, state.stream);
+    }
+  } catch (...) {
+    // Refused half way: who is told so will use its pages and this flight's tables again.
+    (void)cudaStreamSynchronize(state.stream);
+    throw;
   }
   flight.target = target;  // last: nobody may wait for what was refused
   flight.posted = ++state.num_posted;

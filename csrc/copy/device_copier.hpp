@@ -65,6 +65,7 @@ class DeviceCopier {
   /// The plan's tables are read before this returns.
   /// Source and destination are touched only once `after` is reached; null = at once. The mark is
   /// not needed any more when this returns.
+  /// Nothing is in flight of what it throws for: where CUDA refuses the middle of it, this waits.
   /// With `lookup` the plan's segments are numbers of descriptors, see SegmentLookup.
   CopyEngine post(const CopyPlan& plan, const DeviceCopyOptions& options, CompletionTarget target,
                   const StreamMark* after, const SegmentLookup* lookup = nullptr);

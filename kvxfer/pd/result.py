@@ -29,7 +29,7 @@ POINT_SUFFIX = ".point.json"
 MAX_RECORD_BYTES = 16 << 20
 
 Kind: TypeAlias = Literal["pd", "aggregated", "prefill_only", "external"]
-Connector: TypeAlias = Literal["kvxfer", "nixl", "lmcache", "none"]
+Connector: TypeAlias = Literal["kvxfer", "nixl", "lmcache", "lmcache-together", "none"]
 Reuse: TypeAlias = Literal["vllm", "none", "mooncake", "lmcache", "lmcache-far"]
 """Where an engine keeps the KV of prompts for others that begin alike: ``vllm`` in its own prefix
 cache, ``none`` nowhere, the others in a store besides, which is started with it; ``lmcache-far`` in

@@ -249,6 +249,8 @@ class Engine:
             self.wire.push(own["transfer_id"]).set()
         elif own:
             await asyncio.wait_for(self.wire.push(own["transfer_id"]).wait(), WAIT_S)
+            if self.wire.notice_url:
+                self._look_up(prompt)
         elif params.get("do_remote_decode"):
             pages = f"pages-{time.monotonic_ns()}"
             self.wire.kept.add(pages)
@@ -257,15 +259,16 @@ class Engine:
             self.wire.kept.discard(params["remote_block_ids"][0])
         elif "disagg_spec" in params:
             self.wire.buffered.append(tuple(prompt))
+            self.wire.push(params["disagg_spec"]["req_id"]).set()
             await self._notify(params["disagg_spec"]["req_id"])
             return {"first_tok": token}
         elif self.wire.notice_url:
-            self._look_up(prompt)
+            self._look_up(prompt[:-1])
         return None
 
-    def _look_up(self, prompt: list[int]) -> None:
-        if tuple(prompt[:-1]) in self.wire.buffered:
-            self.wire.buffered.remove(tuple(prompt[:-1]))
+    def _look_up(self, tokens: list[int]) -> None:
+        if tuple(tokens) in self.wire.buffered:
+            self.wire.buffered.remove(tuple(tokens))
         else:
             self.wire.missed += 1
 

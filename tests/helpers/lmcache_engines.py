@@ -7,7 +7,10 @@ from free_ports import free_ports
 from vllm_engines import Engine
 
 HOST = "127.0.0.1"
+WAIT_S = 8.0  # for KV of which nobody says that it is lost
+_TOKEN_BYTES = 4096  # of the model "tiny" in float32
 _POOL_BYTES = 64 << 20
+_RECEIVED_BYTES = 12 << 20
 
 
 class LMCachePair:
@@ -16,7 +19,10 @@ class LMCachePair:
     Attributes:
         channels: the decode engine's init and alloc port.
         notices: where LMCache's notices to the proxy go.
+        num_pool_tokens: that fit the decode engine's pool.
     """
+
+    num_pool_tokens = _RECEIVED_BYTES // _TOKEN_BYTES
 
     def __init__(self, model: Path, folder: Path) -> None:
         *self.channels, self.notices = init, alloc, _ = free_ports(3)
@@ -26,6 +32,7 @@ class LMCachePair:
             "pd_peer_host": HOST,
             "pd_peer_init_port": [init],
             "pd_peer_alloc_port": [alloc],
+            "pd_buffer_size": _RECEIVED_BYTES,
         }
         self.prefill = self._engine(model, folder / "prefill.log", 0, "kv_producer", sends)
         self.decode = self._engine(model, folder / "decode.log", 1, "kv_consumer", receives)
@@ -41,15 +48,15 @@ class LMCachePair:
     def _engine(
         self, model: Path, log: Path, core: int, kv_role: str, own: dict[str, Any]
     ) -> Engine:
-        settings = own | {
+        settings = {
             "enable_pd": True,
             "save_unfull_chunk": True,  # follows from `enable_pd` in a file, but not here
             "local_cpu": False,
             "pd_buffer_size": _POOL_BYTES,
             "pd_buffer_device": "cpu",
             "transfer_channel": "nixl",  # which is kvxfer where its connector is loaded
-            "extra_config": {"kvxfer.peers": "kvxfer"},
-        }
+            "extra_config": {"kvxfer.peers": "kvxfer", "kvxfer.receive_timeout_s": WAIT_S},
+        } | own
         transfer = {
             "kv_connector": "KvxferLMCacheConnector",
             "kv_connector_module_path": "lmcache_on_cpu",

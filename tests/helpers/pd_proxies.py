@@ -133,7 +133,7 @@ async def serving(
     decode = [Engine(wire) for _ in range(num_decode)]
     alone = Engine()
     notice_port = free_port()
-    if options.get("connector") == "lmcache":
+    if options.get("connector", "").startswith("lmcache"):
         wire.notice_url = f"tcp://127.0.0.1:{notice_port}"
     async with AsyncExitStack() as stack:
         for engine in (*prefill, *decode, alone):

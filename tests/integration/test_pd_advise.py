@@ -38,7 +38,7 @@ async def watched(
     return await reading
 
 
-@pytest.mark.parametrize("connector", ["kvxfer", "nixl", "lmcache"])
+@pytest.mark.parametrize("connector", ["kvxfer", "nixl", "lmcache", "lmcache-together"])
 def test_a_stream_is_counted_token_by_token(connector: str) -> None:
     async def test() -> None:
         async with serving(connector=connector) as setup:

@@ -50,7 +50,7 @@ def failed(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("connector", ["kvxfer", "nixl", "lmcache"])
+@pytest.mark.parametrize("connector", ["kvxfer", "nixl", "lmcache", "lmcache-together"])
 def test_it_ends_when_it_is_told_to(number: int, connector: str) -> None:
     nobody = str(free_port())
     with started("--decoder-port", nobody, "--connector", connector) as (process, url):

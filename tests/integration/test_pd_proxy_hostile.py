@@ -84,7 +84,7 @@ def test_a_value_that_the_proxy_cannot_read_is_the_engine_s_to_refuse(fields: ob
     run(test())
 
 
-@pytest.mark.parametrize("connector", ["kvxfer", "nixl", "lmcache"])
+@pytest.mark.parametrize("connector", ["kvxfer", "nixl", "lmcache", "lmcache-together"])
 def test_every_connector_survives_strange_values(connector: str) -> None:
     strange = [None, True, -1, 0, 1.5, "x", [], {}, [[]], {"a": 1}, 2**70]
     names = ["prompt", "n", "max_tokens", "min_tokens", "stop", "stream", "stream_options", "seed",

@@ -1,11 +1,13 @@
 """The command lines and variables of engines and proxy."""
 
 import json
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from tuning_profiles import profile_of
 
+from kvxfer.connectors.lmcache.options import read_options
 from kvxfer.connectors.vllm.config import read_config
 from kvxfer.pd.launch.engines import Program, engine_programs, proxy_program
 from kvxfer.pd.launch.ports import PortPlan
@@ -99,6 +101,21 @@ def test_engines_of_lmcache_have_their_roles() -> None:
     assert prefill["LMCACHE_PD_PROXY_PORT"] == "7500"
     assert decode["LMCACHE_PD_PEER_INIT_PORT"] == "7300,7301"
     assert prefill["PYTHONHASHSEED"] == decode["PYTHONHASHSEED"] == "0"
+
+
+def test_engines_of_lmcache_whose_legs_go_together_have_kvxfer_s_class() -> None:
+    engines = programs("a=pd,connector=lmcache-together")
+    for engine, stock in zip(engines, programs("a=pd,connector=lmcache"), strict=True):
+        told, other = transfer(engine), transfer(stock)
+        assert told.pop("kv_connector") == "KvxferLMCacheConnector"
+        assert find_spec(told.pop("kv_connector_module_path")) is not None
+        assert told == {name: it for name, it in other.items() if name != "kv_connector"}
+        own = json.loads(engine.environment["LMCACHE_EXTRA_CONFIG"])
+        assert read_options(own).peers == "kvxfer"
+    program = proxy_program(
+        parse_setup("a=pd,connector=lmcache-together"), PortPlan(), "127.0.0.1", 9100
+    )
+    assert program.ports == (9100, 7500)  # where notices go
 
 
 def test_one_engine_has_no_connector() -> None:

@@ -16,6 +16,7 @@ from kvxfer.pd.launch.counters import read_counters
 from kvxfer.pd.launch.scratch import scratch_folder
 from kvxfer.pd.launch.spec import MAX_ENGINES, SetupSpec
 from kvxfer.pd.launch.stack import Stack
+from kvxfer.pd.proxy.options import CONNECTORS
 
 _LOOK_S: Final = 1.0
 _MAX_DEVICE: Final = 1023
@@ -32,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("tp", "of the one engine of --aggregated (default: 1)"),
     ):
         setup.add_argument(f"--{name}", metavar="N", help=help_text)
-    setup.add_argument(
-        "--connector", choices=("kvxfer", "nixl", "lmcache"), help="what moves KV (default: kvxfer)"
-    )
+    setup.add_argument("--connector", choices=CONNECTORS, help="what moves KV (default: kvxfer)")
     setup.add_argument("--aggregated", action="store_true", help="one engine for both, no proxy")
     setup.add_argument("--devices", metavar="0,1", help="GPUs, those of prefill engines first")
     stack_options.add_arguments(parser)

@@ -12,10 +12,13 @@ import itertools
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from kvxfer.connectors.lmcache.awaited import Ended
+from kvxfer.connectors.lmcache.interface import Shelf
 from kvxfer.connectors.lmcache.wire import AllocRequest, AllocResponse, CancelNotif, Grant
 from kvxfer.control import (
     AbortRequest,
@@ -31,38 +34,7 @@ from kvxfer.session.requests import Writers
 # A grant whose sender has not connected by then will not be written.
 _ORPHAN_S = 60.0
 _CHECK_S = 1.0
-
-
-class Shelf(Protocol):
-    """The back end's pages and the keys that are hits. ``key`` is as it is on the wire."""
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of the pool."""
-
-    def num_free(self) -> int:
-        """Pages that nobody has."""
-
-    def take(self, request: AllocRequest, index: int) -> Any:
-        """A page for the request's key ``index``, or None; raises InvalidUsage if it cannot fit."""
-
-    def give_back(self, page: Any) -> None:
-        """A page that was never published."""
-
-    def number(self, page: Any) -> int:
-        """The number of a page."""
-
-    def hold(self, key: str) -> bool:
-        """Count one more request that fetches ``key``; False if it is no hit."""
-
-    def publish(self, key: str, page: Any) -> None:
-        """Make ``key`` a hit. Where it is one, count one more request, and give ``page`` back."""
-
-    def drop(self, key: str) -> None:
-        """Count one request less that fetches ``key``."""
-
-    def drop_unread(self, idle_s: float) -> bool:
-        """Forget the key that was touched longest ago, if that is ``idle_s``; False if none."""
+_MAX_UNTOLD = 4096  # of an engine whose scheduler does not ask
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +83,7 @@ class Arrivals:
         self._granted: dict[str, _Granted] = {}
         self._coming: dict[str, int] = {}  # of these, committed: the transfer that fills each
         self._waiting: list[_Waiting] = []
+        self._over: deque[tuple[str, bool]] = deque(maxlen=_MAX_UNTOLD)
         self._ids = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count(1))
         self._lock = threading.RLock()
 
@@ -150,6 +123,8 @@ class Arrivals:
                 answer = self._try(one, now_s)
                 if answer is not None:
                     self._waiting.remove(one)
+                    if -1 in answer.remote_indexes:
+                        self._note_end(one.message.req_id, has_all=False)
                     one.reply(answer)
 
     def cancel(self, sender: str, message: CancelNotif) -> None:
@@ -163,6 +138,7 @@ class Arrivals:
             request = self._requests.get(_owner(sender, message))
             if request is not None:
                 self._give_up(request)
+            self._note_end(message.req_id, has_all=False)
 
     # What the endpoint of this side is told by the senders' endpoints.
 
@@ -205,6 +181,17 @@ class Arrivals:
                 of, writers = self._granted[grant].request.connection, self._writers
                 if writers is not None and writers.has_completed(of, sequence):
                     self._publish(grant)
+
+    def take_ended(self) -> Ended:
+        """The requests that are over since the last call, by their senders' ids."""
+        with self._lock:
+            self.publish_arrived()
+            over = list(self._over)
+            self._over.clear()
+        return Ended(
+            tuple(request for request, has_all in over if has_all),
+            tuple(request for request, has_all in over if not has_all),
+        )
 
     def watch(self, connection: str) -> FailedRequests | Deferred:
         """Never anything: a grant is given up by its sender alone."""
@@ -361,8 +348,13 @@ class Arrivals:
 
     def _settle(self, request: _Request) -> None:
         """Forget a request of which nothing more can come."""
-        if request.is_complete and not request.grants:
-            self._requests.pop(request.owner, None)
+        is_over = request.is_complete and not request.grants
+        if is_over and self._requests.pop(request.owner, None) is not None:
+            self._note_end(request.owner[1], has_all=not request.is_cancelled)
+
+    def _note_end(self, req_id: str, *, has_all: bool) -> None:
+        if req_id:  # who sends without one is not waited for
+            self._over.append((req_id, has_all))
 
     def _end_all(self, connection: str) -> None:
         for request in [one for one in self._requests.values() if one.connection == connection]:

@@ -30,6 +30,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         alloc_timeout_s: how long a receiver may leave a sender without pages. LMCache's
             ``pd_allocation_timeout_sec`` holds too, where it is shorter.
         lease_s: how long KV that nobody fetches is kept where its pages are needed.
+        receive_timeout_s: how long a request whose legs are sent at once waits for its KV in the
+            decode engine, before that computes it.
         storage_bytes: of the storage plug-in's pool of this rank.
         storage_listen: ``host:port`` of each rank, where other engines find what it holds; empty
             where none do.
@@ -46,6 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     write_timeout_s: Seconds = 60.0
     alloc_timeout_s: Seconds = 120.0
     lease_s: Seconds = 120.0
+    receive_timeout_s: Seconds = 120.0
     storage_bytes: Annotated[int, Meta(ge=1, lt=1 << 46)] = 1 << 30
     storage_listen: tuple[str, ...] = ()
     storage_peers: tuple[tuple[str, ...], ...] = ()

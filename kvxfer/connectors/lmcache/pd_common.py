@@ -240,14 +240,29 @@ class PDHooks:
         self._parts.look_for(key)
         return super().get_blocking(key)  # type: ignore[misc]
 
+    def remove(self, key: Any, force: bool = True) -> bool:
+        """Take a key off the hits, unless others will fetch it."""
+        is_known = bool(super().remove(key, force))  # type: ignore[misc]
+        self._parts.shelf.forget(key)
+        return is_known
+
 
 def pages_of_sender(engine: Any) -> int | None:
     """Pages of the pool of an engine that sends by a back end with `PDHooks`; else None."""
+    parts = _parts_of(engine)
+    return None if parts is None or engine.config.enable_blending else parts.shelf.num_pages
+
+
+def arrivals_of(engine: Any) -> Arrivals | None:
+    """What is on its way to an engine that receives by a back end with `PDHooks`; else None."""
+    parts = None if engine is None else _parts_of(engine)
+    return None if parts is None or engine.config.pd_role != "receiver" else parts.arrivals
+
+
+def _parts_of(engine: Any) -> PDParts | None:
     manager = engine.storage_manager
     backend: Any = None if manager is None else manager.storage_backends.get("PDBackend")
-    if not isinstance(backend, PDHooks) or engine.config.enable_blending:
-        return None
-    return backend._parts.shelf.num_pages
+    return backend._parts if isinstance(backend, PDHooks) else None
 
 
 def _limit_s(config: Any) -> float:

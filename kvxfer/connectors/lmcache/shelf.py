@@ -2,7 +2,6 @@
 
 import math
 import time
-from operator import itemgetter
 from typing import Any
 
 from lmcache.utils import STR_DTYPE_TO_TORCH_DTYPE, CacheEngineKey
@@ -22,7 +21,8 @@ class BackendShelf:
     def __init__(self, backend: Any) -> None:
         """Of a back end whose allocator may come later."""
         self._backend = backend
-        self._touched: dict[Any, float] = {}  # time.monotonic() of each hit
+        # time.monotonic() of each hit, that of longest ago first; under the back end's `data_lock`.
+        self._touched: dict[Any, float] = {}
 
     @property
     def page_bytes(self) -> int:
@@ -69,9 +69,10 @@ class BackendShelf:
             other = self._backend.data.setdefault(found, page)
             if other is not page:
                 other.ref_count_up()
+            self._touched.pop(found, None)
+            self._touched[found] = time.monotonic()
         if other is not page:
             page.ref_count_down()
-        self._touched[found] = time.monotonic()
 
     def drop(self, key: str) -> None:
         """Count one request less that fetches ``key``."""
@@ -79,21 +80,24 @@ class BackendShelf:
 
     def drop_unread(self, idle_s: float) -> bool:
         """Forget the key that was touched longest ago, if that is ``idle_s``; False if none."""
-        now_s = time.monotonic()
-        # Of copies, since the engine's threads touch keys meanwhile.
-        for key in [key for key in list(self._touched) if key not in self._backend.data]:
-            self._touched.pop(key, None)
-        oldest, at_s = min(list(self._touched.items()), key=itemgetter(1), default=(None, now_s))
-        if oldest is None or now_s - at_s < idle_s:
+        with self._backend.data_lock:
+            oldest, at_s = next(iter(self._touched.items()), (None, math.inf))
+        if time.monotonic() - at_s < idle_s:
             return False
-        self._touched.pop(oldest, None)
         self._count_down(oldest, all_of_it=True)
         return True
 
     def touch(self, key: Any) -> None:
         """Somebody looks ``key`` up: its lease begins anew."""
-        if key in self._touched:
-            self._touched[key] = time.monotonic()
+        with self._backend.data_lock:
+            if self._touched.pop(key, None) is not None:
+                self._touched[key] = time.monotonic()
+
+    def forget(self, key: Any) -> None:
+        """Somebody has fetched ``key``, perhaps the last one who will."""
+        with self._backend.data_lock:
+            if key not in self._backend.data:
+                self._touched.pop(key, None)
 
     @property
     def _allocator(self) -> Any:
@@ -104,12 +108,11 @@ class BackendShelf:
     def _count_down(self, key: Any, *, all_of_it: bool) -> None:
         with self._backend.data_lock:
             page = self._backend.data.get(key)
-            if page is None:
-                return
-            count = page.get_ref_count()
-            times = count if all_of_it else 1
+            count = 0 if page is None else page.get_ref_count()
+            times = count if all_of_it else min(count, 1)
             if times >= count:
-                del self._backend.data[key]
+                self._backend.data.pop(key, None)
+                self._touched.pop(key, None)
         for _ in range(times):
             page.ref_count_down()
 

@@ -90,6 +90,20 @@ def _nixl(endpoint: Endpoint) -> Wiring:
 
 
 def _lmcache(endpoint: Endpoint) -> Wiring:
+    return _lmcache_pd(endpoint, kv_connector="LMCacheConnectorV1")
+
+
+def _lmcache_together(endpoint: Endpoint) -> Wiring:
+    words = {
+        "kv_connector": "KvxferLMCacheConnector",
+        "kv_connector_module_path": "kvxfer.connectors.lmcache",
+    }
+    peers = {"LMCACHE_EXTRA_CONFIG": json.dumps({"kvxfer.peers": "kvxfer"})}
+    wiring = _lmcache_pd(endpoint, **words)
+    return Wiring(wiring.words, {**wiring.environment, **peers})
+
+
+def _lmcache_pd(endpoint: Endpoint, **connector: str) -> Wiring:
     common = {
         "LMCACHE_ENABLE_PD": "true",
         "LMCACHE_TRANSFER_CHANNEL": "nixl",
@@ -116,7 +130,7 @@ def _lmcache(endpoint: Endpoint) -> Wiring:
             "LMCACHE_PD_BUFFER_SIZE": str(_LMCACHE_SEND_BYTES),
         }
     words = _config(
-        kv_connector="LMCacheConnectorV1",
+        **connector,
         kv_role=_kv_role(endpoint),
         kv_connector_extra_config={
             "discard_partial_chunks": False,
@@ -132,6 +146,7 @@ _WIRINGS: Final[Mapping[str, Callable[[Endpoint], Wiring]]] = {
     "kvxfer": _kvxfer,
     "nixl": _nixl,
     "lmcache": _lmcache,
+    "lmcache-together": _lmcache_together,
 }
 
 

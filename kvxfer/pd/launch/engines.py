@@ -140,7 +140,7 @@ def proxy_program(spec: SetupSpec, ports: PortPlan, host: str, port: int) -> Pro
         "proxy-port": str(ports.notification),
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    notified = (ports.notification,) if spec.connector == "lmcache" else ()
+    notified = (ports.notification,) if spec.connector.startswith("lmcache") else ()
     return Program(
         name="proxy",
         role=None,

@@ -18,7 +18,11 @@ from kvxfer.pd.models import ServedModel
 from kvxfer.transport import tuned
 
 # Packages without which an engine with this connector ends, minutes later and at length.
-_NEEDS: Final = {"nixl": ("nixl",), "lmcache": ("lmcache", "nixl")}
+_NEEDS: Final = {
+    "nixl": ("nixl",),
+    "lmcache": ("lmcache", "nixl"),
+    "lmcache-together": ("lmcache", "kvxfer"),
+}
 _log = logging.getLogger(__name__)
 
 

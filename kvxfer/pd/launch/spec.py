@@ -71,8 +71,8 @@ class SetupSpec:
             raise InvalidUsage(f"{self.name}: {self.kind} is one engine, not {self.num_prefill}")
         if (self.kind == "pd") != (self.connector != "none"):
             raise InvalidUsage(
-                f"{self.name}: {self.kind} with connector {self.connector}; pd takes kvxfer, nixl "
-                "or lmcache, other kinds none"
+                f"{self.name}: {self.kind} with connector {self.connector}; pd takes kvxfer, nixl, "
+                "lmcache or lmcache-together, other kinds none"
             )
         if self.reuse != "vllm" and self.kind not in _ONE_ENGINE:
             raise InvalidUsage(

@@ -20,6 +20,7 @@ from kvxfer.pd.proxy.failure import Failure, LegFailed
 from kvxfer.pd.proxy.legs import Answer, Opened
 from kvxfer.pd.proxy.lmcache_body import (
     decode_leg,
+    disagg_spec,
     prefill_leg,
     tokenize_fields,
     why_not_continued,
@@ -142,17 +143,9 @@ class LMCache:
     async def _prefill(
         self, exchange: Exchange, pair: Pair, tokens: list[int]
     ) -> _HandedOver | None:
-        channels = pair.decode.address.channels
-        params = {
-            "ret_first_tok": True,
-            "disagg_spec": {
-                "req_id": exchange.id,
-                "receiver_host": pair.decode.address.host,
-                "receiver_init_port": [channel.init_port for channel in channels],
-                "receiver_alloc_port": [channel.alloc_port for channel in channels],
-            },
-        }
-        arrival = self._notices.expect(exchange.id, len(channels))
+        address = pair.decode.address
+        params = {"ret_first_tok": True, "disagg_spec": disagg_spec(exchange.id, address)}
+        arrival = self._notices.expect(exchange.id, len(address.channels))
         done: _HandedOver | None = None
         try:
             body = write_body(prefill_leg(exchange.body, tokens, params))

@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from kvxfer.pd.proxy.body import Body, Fields, Unclear, raw
+from kvxfer.pd.proxy.options import EngineAddress
 from kvxfer.pd.proxy.rewriting import why_alone
 
 # What the prompt of a chat is made with, by ``/tokenize``.
@@ -103,6 +104,16 @@ def max_tokens(body: Body) -> int | None:
     if "max_tokens" not in body.fields:
         return _DEFAULT_MAX_TOKENS
     return body.number("max_tokens", 1) if body.has("max_tokens") else None
+
+
+def disagg_spec(request_id: str, receiver: EngineAddress) -> dict[str, Any]:
+    """Where a prefill engine sends the KV of a request, as LMCache names it."""
+    return {
+        "req_id": request_id,
+        "receiver_host": receiver.host,
+        "receiver_init_port": [channel.init_port for channel in receiver.channels],
+        "receiver_alloc_port": [channel.alloc_port for channel in receiver.channels],
+    }
 
 
 def tokenize_fields(body: Body) -> Fields:

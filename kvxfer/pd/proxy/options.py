@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 LOOPBACK_HOST: Final = "127.0.0.1"
-CONNECTORS: Final = ("kvxfer", "nixl", "lmcache")
+CONNECTORS: Final = ("kvxfer", "nixl", "lmcache", "lmcache-together")
 ROUTINGS: Final = ("least-tokens", "prefix-affinity")
 
 Role = Literal["prefill", "decode"]

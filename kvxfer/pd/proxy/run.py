@@ -15,6 +15,7 @@ from kvxfer.pd.proxy.exchange import Mode, Tools
 from kvxfer.pd.proxy.in_turn import InTurn
 from kvxfer.pd.proxy.legs import Legs
 from kvxfer.pd.proxy.lmcache import LMCache
+from kvxfer.pd.proxy.lmcache_together import LMCacheTogether
 from kvxfer.pd.proxy.metrics import Metrics
 from kvxfer.pd.proxy.notices import Notices
 from kvxfer.pd.proxy.options import CONNECTORS, ROUTINGS, ProxyOptions
@@ -89,8 +90,10 @@ def _check(options: ProxyOptions) -> None:
 
 
 def _mode(options: ProxyOptions, engines: list[Engine], tools: Tools) -> Mode:
-    if options.connector == "lmcache":
-        return LMCache(tools, Notices(options.notice_host, options.notice_port, tools.metrics))
+    if options.connector.startswith("lmcache"):
+        notices = Notices(options.notice_host, options.notice_port, tools.metrics)
+        is_in_turn = options.connector == "lmcache"
+        return LMCache(tools, notices) if is_in_turn else LMCacheTogether(tools, notices)
     return InTurn(tools, engines) if options.connector == "nixl" else Together(tools)
 
 

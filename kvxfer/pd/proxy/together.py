@@ -28,16 +28,10 @@ class Together:
 
     async def answer(self, exchange: Exchange, pair: Pair) -> None:
         """As `Mode`."""
-        send = {
-            "role": "send",
-            "transfer_id": exchange.id,
-            "receivers": [receiver(channels) for channels in pair.decode.address.channels],
-        }
+        send = self._send_params(exchange, pair)
         receive = {"role": "receive", "transfer_id": exchange.id}
         prefill = asyncio.ensure_future(
-            self._tools.prefill(
-                exchange, pair, write_body(prefill_fields(exchange.body, {"kvxfer": send}))
-            )
+            self._tools.prefill(exchange, pair, write_body(prefill_fields(exchange.body, send)))
         )
         decode = asyncio.ensure_future(
             self._tools.decode(
@@ -54,6 +48,15 @@ class Together:
         finally:  # whoever left first, nobody waits for either leg any more
             _drop(prefill)
             _drop(decode)
+
+    def _send_params(self, exchange: Exchange, pair: Pair) -> dict[str, Any]:
+        """``kv_transfer_params`` of the prefill leg."""
+        send = {
+            "role": "send",
+            "transfer_id": exchange.id,
+            "receivers": [receiver(channels) for channels in pair.decode.address.channels],
+        }
+        return {"kvxfer": send}
 
     async def _refusal(
         self, prefill: "asyncio.Task[Answer]", decode: "asyncio.Task[Opened]"

@@ -1,0 +1,96 @@
+"""Requests that wait in a scheduler for their KV: when waiting is over, and what is kept of it."""
+
+import logging
+
+import pytest
+
+from kvxfer.connectors.lmcache import awaited
+from kvxfer.connectors.lmcache.awaited import Awaited, Ended
+
+TIMEOUT_S = 30.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def made(clock: Clock, num_ranks: int = 1) -> Awaited:
+    return Awaited(num_ranks, TIMEOUT_S, clock)
+
+
+def test_a_request_waits_for_every_rank(clock: Clock) -> None:
+    waiting = made(clock, num_ranks=3)
+    waiting.note(["one"], [])
+    assert not waiting.is_over("r", "one")
+    waiting.note(["one", "other"], [])
+    assert not waiting.is_over("r", "one")
+    waiting.note(["one"], [])
+    assert waiting.is_over("r", "one")
+    assert waiting.is_over("r", "one")  # asked again, for want of blocks
+    assert not waiting.is_over("s", "other")
+
+
+def test_what_ranks_tell_in_one_step_counts_for_each(clock: Clock) -> None:
+    waiting = made(clock, num_ranks=2)
+    waiting.note(["one", "one"], [])  # before the request is known here
+    assert waiting.is_over("r", "one")
+
+
+def test_a_rank_that_lost_it_ends_the_waiting(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = made(clock, num_ranks=2)
+    assert not waiting.is_over("r", "one")
+    waiting.note(["one"], ["one"])
+    with caplog.at_level(logging.WARNING):
+        assert waiting.is_over("r", "one")
+        assert waiting.is_over("r", "one")
+    (told,) = caplog.messages
+    assert told.startswith("request r: its KV (transfer 'one') was lost")
+
+
+def test_nobody_waits_longer_than_the_limit(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    waiting = made(clock)
+    assert not waiting.is_over("r", "one")
+    clock.now_s += TIMEOUT_S - 1
+    assert not waiting.is_over("r", "one")
+    clock.now_s += 2
+    with caplog.at_level(logging.WARNING):
+        assert waiting.is_over("r", "one")
+        assert waiting.is_over("r", "one")
+    (told,) = caplog.messages
+    assert "within 30 s" in told
+    assert not waiting.is_over("s", "one")  # each request has its own time
+
+
+def test_an_id_that_is_used_again_has_its_time_anew(clock: Clock) -> None:
+    waiting = made(clock)
+    assert not waiting.is_over("r", "one")
+    waiting.forget("r")
+    waiting.forget("r")
+    clock.now_s += TIMEOUT_S + 1
+    assert not waiting.is_over("r", "other")
+
+
+def test_transfers_that_nobody_asks_for_are_forgotten(clock: Clock) -> None:
+    waiting = made(clock)
+    waiting.note(["first"], ["second"])
+    waiting.note([f"{number}" for number in range(awaited._MAX_TRANSFERS)], [])
+    assert len(waiting._missing) == awaited._MAX_TRANSFERS
+    assert not waiting._lost
+    assert not waiting.is_over("r", "first")
+    assert waiting.is_over("s", "0")
+
+
+def test_nothing_ended_is_nothing_to_tell() -> None:
+    assert not any(Ended())
+    assert any(Ended(lost=("one",)))
