@@ -89,7 +89,7 @@ def test_one_source_may_go_to_many_places() -> None:
         check(repeated, make_arena(2, 9, 128, seed=2), engine, 2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     num_planes=st.integers(1, 4),
     num_blocks=st.integers(0, 12),

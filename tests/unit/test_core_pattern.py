@@ -88,7 +88,7 @@ def test_the_fill_is_the_pattern_and_nothing_else(vector_bytes: int, num_threads
     assert find(arena, num_threads=num_threads) == (0, NO_PAGE)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, MASK), plane_key=st.integers(0, MASK), token_key=st.integers(0, MASK))
 def test_any_seed_and_key_wrap_as_64_bits(seed: int, plane_key: int, token_key: int) -> None:
     arena = make_arena(1, 1, PAGE_BYTES, seed=1)

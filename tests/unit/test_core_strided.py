@@ -147,7 +147,7 @@ def make_case(
     return Case(*aligned, planes["src"], planes["dst"], segments, boxes, scales)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 1 << 30),
     num_planes=st.lists(st.integers(0, 3), max_size=3),
@@ -173,7 +173,7 @@ def test_any_boxes_agree_with_the_oracle(
     case.check(engine, num_threads)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 1 << 30),
     num_planes=st.lists(st.integers(0, 3), max_size=3),

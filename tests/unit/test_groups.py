@@ -37,7 +37,7 @@ def run(case: GroupCase) -> None:
     compare(case.dst.cache, memory[ADDRESS + src.size :], case.expected_bytes())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(group_cases())
 def test_every_layer_goes_by_the_tables_of_its_groups(case: GroupCase) -> None:
     run(case)

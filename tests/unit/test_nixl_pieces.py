@@ -74,7 +74,7 @@ def sent(piece: pieces.Piece, *, source: bool) -> pieces.Piece:
     return pieces.decode_half(pieces.encode_half(piece, source=source), source=source)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(0, 1 << 32),
     st.sampled_from(["none", "bfloat16"]),
@@ -106,7 +106,7 @@ def test_a_piece_that_is_left_out_is_seen() -> None:
     assert not np.array_equal(case.target, expected)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 1 << 32), st.booleans())
 def test_a_box_is_inside_to_its_last_byte_and_no_further(seed: int, source: bool) -> None:
     plan = Case(seed, "none").plan

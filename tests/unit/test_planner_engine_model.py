@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_models import engine_model, step_model
 
@@ -57,7 +57,6 @@ def test_chunks_of_a_prompt_cost_its_pairs_once() -> None:
     assert TRUE.prefill_s(8192, 2048) == pytest.approx(TRUE.prefill_s(8192, 8192) + 3 * 6e-3)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batch=st.integers(0, 200), context=st.integers(0, 10**6), chunk=st.integers(0, 10**5))
 def test_the_table_of_the_simulation_says_the_same(batch: int, context: int, chunk: int) -> None:
     pairs = pairs_of(chunk, 10)
@@ -122,7 +121,7 @@ def test_a_fit_needs_both_kinds_of_rows() -> None:
         fit_steps([*ROWS, StepRow(0.0, 1)], tp_size=1)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(st.integers(0, 2**32 - 1))
 def test_least_squares_meet_the_conditions_of_their_optimum(seed: int) -> None:
     rng = np.random.default_rng(seed)

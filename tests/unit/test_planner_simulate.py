@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_engine import serve
 from planner_models import DECODE_S, KV, engine_model, step_model, transfer_model
@@ -76,7 +76,7 @@ traces = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(
     st.lists(requests, min_size=1, max_size=12),
     st.sampled_from([16, 100, 1000, 5000]),
@@ -144,7 +144,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("strategy", BATCHINGS)
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4)
 @given(traces, st.sampled_from([None, 3100, 5000]))
 def test_what_holds_of_every_run(
     strategy: Strategy, shape: dict[str, Any], trace: Trace, capacity: int | None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from planner_models import KV, sweep_row, transfer_model
 
@@ -175,7 +175,6 @@ def test_two_transfers_share_a_link_and_the_rest_goes_fast() -> None:
     assert finish_times([(0.0, 1.0, ("a",)), (0.0, 1.0, ("a",))], 1.25) == [1.6, 1.6]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.floats(0, 5), st.floats(0.01, 5), st.integers(0, 2), st.integers(0, 2)),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from carry_out import carry_out
-from hypothesis import HealthCheck, event, given, note, settings
+from hypothesis import event, given, note, settings
 from kv_oracle import compare
 from numpy.typing import NDArray
 from reshard_cases import TP_SIZES, Case, Model, Side, reshard_cases
@@ -61,7 +61,7 @@ def check(case: Case, memory: Memory) -> None:
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(reshard_cases())
 def test_every_rank_gets_exactly_its_bytes(case: Case) -> None:
     note(str(case))
