@@ -12,10 +12,12 @@ struct ProcessIdentity {
   std::uint64_t pid_namespace;  ///< inode of /proc/PID/ns/pid
 };
 
-/// The identity of process `pid`, or of the caller for 0. Throws Error(kPeerLost) where it is gone.
+/// The identity of process `pid`, or of the caller for 0. Throws Error(kPeerLost) where it is gone,
+/// and Error(kNotAvailable) where that cannot be told, as without a free file descriptor.
 ProcessIdentity process_identity(int pid);
 
-/// Throws Error(kPeerLost) unless `expected` is alive and in the caller's pid namespace.
+/// Throws Error(kPeerLost) where `expected` has ended, and Error(kNotAvailable) where that cannot
+/// be told: in another pid namespace, or without a free file descriptor.
 void require_same_process(const ProcessIdentity& expected);
 
 }  // namespace kvxfer

@@ -25,6 +25,8 @@ __all__ = ["ControlServer", "Handlers"]
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 1.5
+_PAUSE_S = 0.1
+_AGAIN_S = 1.0
 
 
 class ControlServer(Closing):
@@ -175,12 +177,25 @@ class ControlServer(Closing):
             poller.register(source, zmq.POLLIN)
         while not self._stopping:
             for source, _ in poller.poll(self._left_ms()):
-                work[source]()
-            now_s = time.monotonic()
-            for channel in self._channels:
-                channel.keep_time(now_s)
-            if self._on_time is not None:
-                self._due_s = self._on_time(now_s)
+                self._guarded(work[source])
+            self._guarded(self._keep_time)
+
+    def _keep_time(self) -> None:
+        now_s = time.monotonic()
+        self._due_s = now_s + _AGAIN_S  # where what follows fails
+        for channel in self._channels:
+            channel.keep_time(now_s)
+        self._due_s = math.inf if self._on_time is None else self._on_time(now_s)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Do ``step``; where it fails, as without a free file descriptor, go on serving."""
+        try:
+            step()
+        except zmq.ContextTerminated:
+            raise
+        except Exception:
+            _log.exception("a step of the control thread failed; %s are served on", self._urls)
+            time.sleep(_PAUSE_S)  # what failed may be due again at once
 
     def _left_ms(self) -> int | None:
         due_s = min(self._due_s, *(channel.next_due_s for channel in self._channels))
@@ -191,4 +206,4 @@ class ControlServer(Closing):
     def _do_posted(self) -> None:
         self._wake.clear()
         while self._posted:
-            self._posted.popleft()()
+            self._guarded(self._posted.popleft())

@@ -1,7 +1,10 @@
 """The names of an endpoint's connections."""
 
 import itertools
+import os
 import threading
+
+from kvxfer.errors import InvalidUsage
 
 
 class ConnectionNames:
@@ -18,9 +21,19 @@ class ConnectionNames:
         self._met: dict[str, str] = {}  # address: the incarnation that was last found there
         self._used: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     def propose(self, address: str) -> str:
-        """A name that, as far as is known, is free at the endpoint behind ``address``."""
+        """A name that, as far as is known, is free at the endpoint behind ``address``.
+
+        Raises:
+            InvalidUsage: this process was forked off the one whose names these are.
+        """
+        if os.getpid() != self._pid:
+            raise InvalidUsage(
+                f"process {os.getpid()} was forked off {self._pid}, whose endpoint this is; make "
+                "an endpoint or a sender in the process that uses it"
+            )
         far = self._met.get(address, "")
         further = (f"{self._incarnation}#{number}" for number in itertools.count(2))
         names = itertools.chain([self._incarnation], further)

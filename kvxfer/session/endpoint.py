@@ -175,7 +175,8 @@ class Endpoint(Closing):
 
         The two caches may be other ranks of other parallel layouts of one model, with other block
         sizes and orders of axes. Transfers are numbered a connection (:attr:`Peer.connection`). A
-        connection that follows a closed one to the same endpoint has its name and counts on.
+        connection that follows a closed one to the same endpoint has its name and counts on,
+        unless that endpoint did not hear within half a second that it was closed.
 
         Args:
             addresses: :attr:`addresses` of the other endpoint.

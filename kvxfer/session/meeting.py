@@ -55,14 +55,17 @@ def is_of_this_host(address: str) -> bool:
 
 
 def require_addresses(addresses: Mapping[str, str]) -> None:
-    """Check that both channels are there.
+    """Check that both channels are there, and can be found.
 
     Raises:
-        InvalidUsage: one is missing.
+        InvalidUsage: one is missing, or malformed.
+        NotAvailable: the host of one has no address.
     """
     missing = {"init", "alloc"} - set(addresses)
     if missing:
         raise InvalidUsage(f"addresses lack {', '.join(sorted(missing))}; pass both channels")
+    for address in addresses.values():
+        parse_url(address)
 
 
 def require_scales(cache: KVCache, convert: ToFp8 | None) -> None:
@@ -76,10 +79,17 @@ def require_scales(cache: KVCache, convert: ToFp8 | None) -> None:
         convert.inverse_scales(model, Share(range(model.num_layers), range(model.num_kv_heads)))
 
 
-def leave(alloc_address: str, connection: str, key: SharedKey | None) -> None:
-    """Tell the peer, which may be gone by now, that nothing more comes from a connection."""
+def leave(alloc_address: str, connection: str, key: SharedKey | None) -> bool:
+    """Tell the peer, which may be gone by now, that nothing more comes from a connection.
+
+    Returns:
+        whether it has heard of it. If not, it may still hear of it, at any time: the name must not
+        be another connection's then.
+    """
     try:
         with ControlClient(alloc_address, Done, deadline_s=_LEAVE_S, key=key) as alloc:
             alloc.call(LeaveRequest(connection))
     except KvxferError as error:
         _log.info("leaving %s: %s", alloc_address, error)
+        return False
+    return True

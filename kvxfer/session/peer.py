@@ -1,9 +1,9 @@
 """A connection to another process's cache."""
 
+import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,31 +75,25 @@ class Peer(Closing):
     ) -> None:
         """Map what ``reply`` describes; use :meth:`kvxfer.Endpoint.connect`.
 
-        ``connection`` was claimed of ``names``, and is given back where this fails.
+        ``connection`` was claimed of ``names``, where it stays claimed if this fails.
         """
         self._cache = cache
         self._alloc_address, self._key, self._deadline_s = alloc_address, key, deadline_s
         self._alloc: ControlClient[ReserveReply | Done] | None = None
         self._closed = False
+        self._pid = os.getpid()
         self.connection = connection
         self.incarnation = reply.incarnation
         self.epoch = reply.epoch
-        self._give_back: Callable[[], object] = partial(
-            names.give_back, self.incarnation, connection
-        )
-        try:
-            shard = shard_of(reply.layout, reply.rank)
-            require_joinable(cache.shard.model, shard.model, convert)
-            transport = offers.get(reply.transport)
-            self.link: Link = transport.link(cache, reply.regions, reply.board)
-            offers.took(reply.transport, self.link.path, reply.board)
-            # Goes with the link, not the peer: a transfer in flight keeps it, and its slot busy.
-            self._give_back = weakref.finalize(self.link, self._give_back)
-            self.view = _remote_view(shard, reply, self.link)
-            self._routes = Routes(cache.view, self.view, convert)
-        except BaseException:
-            self._give_back()
-            raise
+        shard = shard_of(reply.layout, reply.rank)
+        require_joinable(cache.shard.model, shard.model, convert)
+        transport = offers.get(reply.transport)
+        self.link: Link = transport.link(cache, reply.regions, reply.board)
+        offers.took(reply.transport, self.link.path, reply.board)
+        self.view = _remote_view(shard, reply, self.link)
+        self._routes = Routes(cache.view, self.view, convert)
+        # Goes with the link, not the peer: a transfer in flight keeps it, and its slot busy.
+        self._give_back = weakref.finalize(self.link, names.give_back, self.incarnation, connection)
 
     @classmethod
     def meet(
@@ -128,7 +122,7 @@ class Peer(Closing):
                 if not names.claim(at, reply.incarnation, connection):
                     continue
                 try:
-                    peer = cls(
+                    return cls(
                         cache,
                         offers,
                         names=names,
@@ -139,10 +133,9 @@ class Peer(Closing):
                         key=key,
                         deadline_s=deadline_s,
                     )
-                    peer._channel()
-                    return peer
                 except BaseException as error:
-                    leave(addresses["alloc"], connection, key)
+                    if leave(addresses["alloc"], connection, key):
+                        names.give_back(reply.incarnation, connection)
                     if not isinstance(error, NotAvailable):
                         raise
                     offers.drop(reply.transport, error)
@@ -320,13 +313,15 @@ class Peer(Closing):
             TransferTimeout: transfers in flight did not end; nothing was unmapped, and
                 closing again waits again.
         """
-        if self._closed:
-            return
+        if self._closed or os.getpid() != self._pid:
+            return  # of a forked child: the connection is its parent's, and open
         self.unmap()
         if self._alloc is not None:
             self._alloc.close()
-        leave(self._alloc_address, self.connection, self._key)
-        self.give_back_name()  # after leaving: the next to use the slot must not be taken for idle
+        if leave(self._alloc_address, self.connection, self._key):
+            self.give_back_name()
+        else:
+            self._give_back.detach()  # what the peer hears later would end the next of that name
 
     def unmap(self) -> None:
         """Unmap the peer's cache without telling it; may be called more than once.

@@ -87,6 +87,7 @@ class Board:
         self._words = _words(self._segment)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
         self._taken_at = [0.0] * NUM_SLOTS  # time.monotonic()
+        self._pid = os.getpid()
 
     @property
     def address(self) -> int:
@@ -187,6 +188,8 @@ class Board:
 
     def withdraw(self) -> None:
         """Tell every peer that the cache is closed: what they post from now on is refused."""
+        if os.getpid() != self._pid:
+            return  # a forked child: the cache is its parent's, and open
         self._flags.signal(WITHDRAWN_SLOT, 1)
 
 

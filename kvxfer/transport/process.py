@@ -20,14 +20,14 @@ class ProcessWatch(Closing):
         """Watch the process of that identity, which may have ended already."""
         self._identity = identity
         self._fd = -1
-        if _core.process_identity().pid_namespace != identity.pid_namespace:
-            return  # a process of that id here is another one
         try:
+            if _core.process_identity().pid_namespace != identity.pid_namespace:
+                return  # a process of that id here is another one
             self._fd = os.pidfd_open(identity.pid)
-        except (AttributeError, OSError):
+        except (AttributeError, OSError, NotAvailable):
             return
         # After opening, because the id may have gone to a successor before.
-        if _start_ticks(identity.pid) != identity.start_ticks:
+        if _start_ticks(identity) != identity.start_ticks:
             self.close()
 
     @property
@@ -55,11 +55,16 @@ class ProcessWatch(Closing):
         return True
 
 
-def _start_ticks(pid: int) -> int:
-    """When a process began, also one whose main thread has ended before the others; 0 for none."""
+def _start_ticks(identity: _core.ProcessIdentity) -> int:
+    """When the process of that id began, also one whose main thread has ended before the others.
+
+    0 where there is none; where that cannot be told, what ``identity`` says.
+    """
     try:
         # Behind the program's name in brackets, which may itself hold spaces and brackets.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        fields = Path(f"/proc/{identity.pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
         return 0
+    except OSError:
+        return identity.start_ticks  # above all no free descriptor: whoever lives must not be freed
     return int(fields[19])

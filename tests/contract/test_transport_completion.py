@@ -10,6 +10,7 @@ from cache_content import shape
 from peer_process import DEADLINE_S
 from transport_pairs import LOOPBACK, ON_ONE_HOST, SHM_SHARED, LinkPair, Pair
 
+from kvxfer.session.meeting import leave
 from kvxfer.transport import Tuning
 
 NUM_ROUNDS = 300
@@ -142,6 +143,21 @@ def test_a_reconnected_peer_counts_on(pair: Pair) -> None:
         assert waits(pair, 2)
 
 
+def test_a_peer_that_did_not_hear_of_the_end_may_hear_of_it_later(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = pair.remote_opened["addresses"]
+    with monkeypatch.context() as patch:
+        patch.setattr("kvxfer.session.peer.leave", lambda *_: False)
+        pair.peer.close()
+    with pair.local.endpoint.connect(addresses) as second:
+        assert second.connection != pair.peer.connection
+        # It comes now.
+        assert leave(addresses["alloc"], pair.peer.connection, None)
+        assert second.put([0], [0]).sequence == 1
+        assert waits(pair, 1, connection=second.connection)
+
+
 def test_a_transfer_says_its_number(pair: Pair) -> None:
     for number in range(1, 4):
         assert pair.peer.put([0], [1]).sequence == number
@@ -189,7 +205,6 @@ def test_a_forgotten_peer_keeps_its_name_for_as_long_as_its_link(pair: Pair) -> 
     addresses, connect = pair.remote_opened["addresses"], pair.local.endpoint.connect
     forgotten = connect(addresses)
     name, link = forgotten.connection, forgotten.link
-    forgotten._alloc.close()
     del forgotten
     with connect(addresses) as other:
         assert other.connection != name

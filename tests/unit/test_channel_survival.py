@@ -1,7 +1,11 @@
-"""A client that dies with unread requests does not take the server's process with it."""
+"""A server outlives what happens to its clients and to itself."""
 
 import subprocess
 import sys
+
+from waiting import eventually
+
+from kvxfer.control import ControlClient, ControlServer, Done, LeaveRequest
 
 # Full queues, heartbeats and a peer that has gone abort the process in libzmq 4.3.5.
 SERVER = """
@@ -42,3 +46,22 @@ def test_a_client_that_dies_with_unread_requests() -> None:
         [sys.executable, "-c", SERVER, CLIENT], capture_output=True, text=True, timeout=110
     )
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+def test_a_step_that_fails_is_not_the_last() -> None:
+    calls = []
+
+    def tick(now_s: float) -> float:
+        calls.append(now_s)
+        if len(calls) < 3:
+            raise OSError("too many open files")
+        return now_s + 0.01
+
+    answers = {"busy": {LeaveRequest: lambda request: Done(request.incarnation)}}
+    with (
+        ControlServer(answers, on_time=tick) as served,
+        ControlClient(served.addresses["busy"], Done) as client,
+    ):
+        assert client.call(LeaveRequest("y")) == Done("y")
+        eventually(lambda: len(calls) > 4, "no tick after one that failed")
+        assert client.call(LeaveRequest("z")) == Done("z")

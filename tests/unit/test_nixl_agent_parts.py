@@ -1,6 +1,7 @@
 """The parts of the accelerated NIXL agent that need no NIXL."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from kvxfer.connectors.nixl_agent.facts import AgentFacts, RegionFacts, seal, un
 from kvxfer.connectors.nixl_agent.installation import SIGNATURES, VERSIONS, complaints
 from kvxfer.connectors.nixl_agent.lanes import Copy, HostLane, Job
 from kvxfer.connectors.nixl_agent.ledger import Ledger, Span, Standing, map_ledger
+from kvxfer.connectors.nixl_agent.pairing import Pairing
 from kvxfer.connectors.nixl_agent.peer import Peer
 from kvxfer.errors import (
     KvxferError,
@@ -310,3 +312,17 @@ def test_facts_are_bounded() -> None:
     assert msgspec.json.schema(AgentFacts)["$defs"]["AgentFacts"]["properties"]["regions"][
         "maxItems"
     ] == (wire.MAX_REGIONS)
+
+
+def test_a_forked_child_withdraws_nothing_of_its_parent_s() -> None:
+    memory = shared_empty(4096)
+    with Pairing() as pairing:
+        pairing.ledger.add(span_of(np.asarray(memory)))
+        before = pairing.ledger.words.copy()
+        assert before.any()
+        pid = os.fork()
+        if pid == 0:
+            pairing.close()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert np.array_equal(pairing.ledger.words, before)

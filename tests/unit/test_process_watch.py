@@ -1,16 +1,19 @@
 """Whether a process has ended, told from any that only looks so."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from leaks import num_fds
 
 from kvxfer import _core
+from kvxfer.errors import NotAvailable
 from kvxfer.transport.process import ProcessWatch
 
 GUARD_S = 10.0
@@ -106,6 +109,57 @@ def test_of_another_pid_namespace_nothing_is_claimed(
         child.wait()
         # The one that has ended only has the same number.
         assert not watch.has_ended
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 2])
+def test_a_process_lives_on_while_descriptors_are_short(
+    start: Callable[[str], subprocess.Popen[bytes]], num_left: int
+) -> None:
+    child = start(SLEEPS)
+    identity = _core.process_identity(child.pid)
+    _core.process_identity()  # what is known of oneself takes no descriptor
+    with few_descriptors(num_left):
+        watch = ProcessWatch(identity)
+        assert not watch.has_ended
+    with watch:
+        assert not watch.has_ended
+        child.kill()
+        eventually(lambda: watch.has_ended)
+
+
+def test_what_cannot_be_told_is_not_taken_for_the_end(
+    start: Callable[[str], subprocess.Popen[bytes]],
+) -> None:
+    identity = _core.process_identity(start(SLEEPS).pid)
+    with few_descriptors(0), pytest.raises(NotAvailable, match=r"cannot tell.*Too many open"):
+        _core.require_same_process(identity)
+
+
+@contextmanager
+def few_descriptors(num_left: int) -> Iterator[None]:
+    """A block in which this process can open so many files more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probes = [os.open("/dev/null", os.O_RDONLY) for _ in range(num_left + 1)]
+    for fd in probes:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(probes), limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_who_is_forked_off_is_somebody_else() -> None:
+    own = _core.process_identity()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, str(_core.process_identity().pid).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert int(os.read(reader, 64)) == pid != own.pid
+    os.close(reader)
+    os.close(writer)
 
 
 def test_watches_leave_no_descriptor() -> None:

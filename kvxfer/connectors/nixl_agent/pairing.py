@@ -1,5 +1,6 @@
 """From NIXL's lists to copies: whose they are, how they are reached, and what carries them."""
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -88,6 +89,7 @@ class Pairing(Closing):
         self._peers: dict[str, Peer] = {}
         self._lanes: dict[int, Lane] = {}
         self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     # Peers.
 
@@ -188,6 +190,8 @@ class Pairing(Closing):
 
     def close(self) -> None:
         """Wait for copies that run, and withdraw all memory; may be called more than once."""
+        if os.getpid() != self._pid:
+            return  # a forked child: agent, copies and memory are its parent's
         for closing in (*self._lanes.values(), *self._peers.values(), self.ledger):
             closing.close()
 
