@@ -54,8 +54,12 @@ std::string value_of(const std::string& text, const std::string& name) {
   return text.substr(begin, text.find('\n', begin) - begin);
 }
 
-/// What UCX itself takes for a setting whose default kvxfer replaces.
-const char* own_default(const std::string& name) { return name == "NET_DEVICES" ? "all" : "auto"; }
+/// What UCX itself takes for a setting whose default kvxfer replaces; empty for one of its TCP
+/// transport, which is not among those of `Config::text`.
+const char* own_default(const std::string& name) {
+  if (name.rfind("TCP_", 0) == 0) return "";
+  return name == "NET_DEVICES" ? "all" : "auto";
+}
 
 }  // namespace
 

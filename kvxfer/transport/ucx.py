@@ -102,7 +102,15 @@ def _parse_host(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
         raise InvalidUsage(f"ucx takes a numeric address, not {host!r}") from error
     if parsed.is_unspecified:
         raise InvalidUsage(f"ucx cannot tell peers to connect to {host}; bind to one address")
-    return parsed
+    return _unmapped(parsed)
+
+
+def _unmapped(
+    ip: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Of ``::ffff:127.0.0.1`` what it stands for."""
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return mapped or ip
 
 
 class _Server:
@@ -217,7 +225,7 @@ class UcxTransport(Transport):
         self._num_threads = num_threads
         self._options = dict(options or {})
         self._stall_s = stall_s
-        self._bind_host = "127.0.0.1"
+        self._bind_ip = _parse_host("127.0.0.1")
         self._board: Board | None = None
         self._context_made: _core.UcxContext | None = None
         self._server: _Server | None = None
@@ -233,9 +241,8 @@ class UcxTransport(Transport):
 
     def serve(self, board: Board, bind_host: str) -> None:
         """Listen on ``bind_host``, a numeric address, from the first export on."""
-        _parse_host(bind_host)
+        self._bind_ip = _parse_host(bind_host)
         self._board = board
-        self._bind_host = bind_host
 
     def export(self, registration: Registration) -> Export:
         """Serve a range of memory to peers that know its metadata."""
@@ -301,8 +308,11 @@ class UcxTransport(Transport):
         if self._context_made is None:
             _load()
             defaults = list(_DEFAULTS)
-            if _parse_host(self._bind_host).is_loopback:
+            if self._bind_ip.is_loopback:
                 defaults.append(("NET_DEVICES", _LOOPBACK_DEVICE))
+            if self._bind_ip.version == 6:
+                # UCX 1.22 makes room for an IPv4 address else, and writes one of IPv6 behind it.
+                defaults.append(("TCP_AF_PRIO", "inet6"))
             self._context_made = _core.UcxContext(list(self._options.items()), defaults)
         return self._context_made
 
@@ -313,7 +323,7 @@ class UcxTransport(Transport):
         section = _section(device)
         native = _core.UcxServer(
             context=self._context,
-            host=self._bind_host,
+            host=str(self._bind_ip),
             secret=secret,
             board_address=self._board.address,
             num_slots=NUM_SLOTS,
@@ -321,15 +331,15 @@ class UcxTransport(Transport):
             num_threads=choose_num_threads(self._num_threads, section),
             settings=self._settings(device, slots_of(device, section)),
         )
-        spec = _ServerSpec(ProcessSpec.own(), self._bind_host, native.port, secret)
+        spec = _ServerSpec(ProcessSpec.own(), str(self._bind_ip), native.port, secret)
         return _Server(native, spec)
 
     def _require_reachable(self, host: str) -> None:
         try:
-            far = ipaddress.ip_address(host)
+            far = _unmapped(ipaddress.ip_address(host))
         except ValueError as error:
             raise ProtocolMismatch(f"the peer's address {host!r} is not numeric") from error
-        near = _parse_host(self._bind_host)
+        near = self._bind_ip
         if far.is_loopback != near.is_loopback:
             raise NotAvailable(
                 f"this side is bound to {near} and the peer to {far}; bind both to addresses of "

@@ -210,6 +210,17 @@ def test_200_connections_leave_nothing_on_either_side(pair: Pair) -> None:
     check_flat(pair.resources, cycle, num_cycles=200)
 
 
+@pytest.mark.parametrize("host", ["::1", "::ffff:127.0.0.1"])
+def test_addresses_of_ipv6(kind: Kind, host: str) -> None:
+    with ChildProcess() as far, linked(kind, far, opened_with={"bind_host": host}) as pair:
+        for _ in range(3):
+            pair.peer.put([0, 1], [2, 3])
+            with pair.local.endpoint.connect(pair.remote_opened["addresses"]) as again:
+                again.put([0, 1], [2, 3])
+        cache = pair.remote.shape
+        pair.check_both(remote=cache.copied(cache.content(1), cache.content(2), [0, 1], [2, 3]))
+
+
 def test_a_plan_of_other_addresses_is_refused_and_the_link_stands(pair: Pair) -> None:
     link = pair.peer.link
     local = pair.local._raw[0].ctypes.data

@@ -37,6 +37,7 @@ class PeerHost:
         transport: str,
         seed: int,
         ports: dict[str, int] | None = None,
+        bind_host: str = "127.0.0.1",
     ) -> dict[str, Any]:
         """Make the memory, fill it, register it and serve it."""
         self.shape = shape = CacheShape(tuple(layout.items()), num_blocks, num_arrays)
@@ -45,7 +46,9 @@ class PeerHost:
         self.fill(seed)
         inner = [raw[GUARD_BYTES : GUARD_BYTES + shape.array_bytes] for raw in self._raw]
         self.cache = KVCache(KVLayout(**layout), inner)
-        self.endpoint = Endpoint(self.cache, transport=transport, num_threads=2, ports=ports)
+        self.endpoint = Endpoint(
+            self.cache, transport=transport, num_threads=2, ports=ports, bind_host=bind_host
+        )
         return {
             "addresses": self.endpoint.addresses,
             "incarnation": self.endpoint.incarnation,

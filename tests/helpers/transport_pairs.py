@@ -1,8 +1,9 @@
 """A cache on this side linked to one on the far side, for every way that works on a CPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -73,12 +74,14 @@ def linked(
     remote: RemotePeer,
     remote_shape: CacheShape | None = None,
     local_shape: CacheShape | None = None,
+    *,
+    opened_with: Mapping[str, Any] = MappingProxyType({}),
     **connect_args: Any,
 ) -> Iterator[Pair]:
-    """Open a cache on both sides and connect this one to the far one."""
+    """Open a cache on both sides, ``opened_with`` these, and connect this one to the far one."""
     require_available(kind)
     remote_shape = remote_shape or shape()
-    args = {"memory": kind.memory, "transport": kind.transport}
+    args = {"memory": kind.memory, "transport": kind.transport, **opened_with}
     opened = remote.open(remote_shape, seed=REMOTE_SEED, **args)
     local = PeerHost()
     try:
