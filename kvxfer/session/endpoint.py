@@ -270,7 +270,7 @@ class Endpoint(Closing):
         return self._slots.get(connection) == slot
 
     def has_ended(self, connection: str) -> bool:
-        """Whether no store of a connection can come any more, because its process has ended."""
+        """Whether no store of a connection can come any more: see `Writers.has_ended`."""
         with self._lock:
             slot = self._slots.get(connection)
             if slot is None or connection in self._idle:

@@ -30,7 +30,7 @@ from kvxfer.session.states import ReceiveEvent, ReceiveLimits, Receiving
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 0.05
 _TICK_S = 0.1
-_PROCESS_ENDED = "its sender's process has ended"
+_WRITER_ENDED = "its sender's process has ended, or its connection has"
 
 
 class RequestBook:
@@ -172,7 +172,7 @@ class RequestBook:
                 if not writer.over
             }
             for connection in filter(self._of.has_ended, writing):
-                self._over(connection, _PROCESS_ENDED)
+                self._over(connection, _WRITER_ENDED)
             if self._open:
                 return now_s + _TICK_S
             return min(
@@ -311,7 +311,7 @@ class RequestBook:
         """A connection is not heard any more, and its process may write on."""
         self._silence.forget(connection)
         if self._of.has_ended(connection):
-            self._over(connection, _PROCESS_ENDED)
+            self._over(connection, _WRITER_ENDED)
             return
         for reception, _ in self._written_by(connection):
             self._give_up(reception, reason)
