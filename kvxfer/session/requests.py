@@ -26,7 +26,7 @@ class Writers(Protocol):
         """The layers and heads that its rank sends to this one; raises PeerLost if unknown."""
 
     def has_ended(self, connection: str) -> bool:
-        """Whether no store of it can come any more: it left, or its process or its way here has ended."""
+        """Whether no store of it can come any more: it, its process or its way here has ended."""
 
     def has_completed(self, connection: str, sequence: int) -> bool:
         """Whether the bytes of its transfer ``sequence`` are visible here."""
