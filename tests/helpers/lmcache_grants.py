@@ -9,6 +9,7 @@ from kvxfer.control import AbortRequest, CommitRequest
 from kvxfer.errors import InvalidUsage, PeerLost
 
 LEASE_S = 5.0
+UNREADABLE, PLANTED = "?", "!"  # keys that a shelf cannot look for
 
 
 class Shelf:
@@ -37,6 +38,10 @@ class Shelf:
         return page
 
     def hold(self, key: str) -> bool:
+        if key == UNREADABLE:
+            raise InvalidUsage("no key")
+        if key == PLANTED:
+            raise RuntimeError("planted")
         self.counts[key] += key in self.hits
         return key in self.hits
 
@@ -86,14 +91,15 @@ class Writers:
 
 
 class Setup:
-    def __init__(self, num_pages: int = 8, wait_s: float = 60.0) -> None:
+    def __init__(self, num_pages: int = 8, wait_s: float = 60.0, lease_s: float = LEASE_S) -> None:
         self.shelf, self.writers = Shelf(num_pages), Writers()
-        self.arrivals = Arrivals(self.shelf, lease_s=LEASE_S, wait_s=wait_s).of(self.writers)
+        self.arrivals = Arrivals(self.shelf, lease_s=lease_s, wait_s=wait_s).of(self.writers)
 
     def ask(self, sender: str, req_id: str, keys: str, **more: Any) -> list[AllocResponse]:
         """Ask for a page for each letter; returns the list that the answer comes to."""
         fields: dict[str, Any] = {"is_last_batch": True, "total_chunks": len(keys)} | more
         connected = fields.pop("connected", True)
+        asker_wait_s = fields.pop("asker_wait_s", 0.0)
         message = AllocRequest(
             keys=list(keys),
             fmt=1,
@@ -101,7 +107,7 @@ class Setup:
             dtype=fields.pop("dtype", "bfloat16"),
             last_chunk_toks=256,
             req_id=req_id,
-            kvxfer=Asker(connection=sender) if connected else None,
+            kvxfer=Asker(connection=sender, wait_s=asker_wait_s) if connected else None,
             **fields,
         )
         answers: list[AllocResponse] = []

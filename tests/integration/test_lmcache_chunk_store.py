@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from waiting import GUARD_S, eventually
 
 from kvxfer.connectors.lmcache.chunk_store import Bytes, ChunkStore
 from kvxfer.connectors.lmcache.page_store import Form
-from kvxfer.errors import InvalidUsage, NotAvailable
+from kvxfer.connectors.lmcache.store_port import Ask, FarStore, StorePort, Tell
+from kvxfer.errors import InvalidUsage, NotAvailable, ProtocolMismatch
+from kvxfer.session import Peer
 
 PAGE_BYTES, NUM_PAGES = 4096, 8
 HOST = "127.0.0.1"
@@ -166,6 +169,79 @@ def test_a_peer_that_does_not_answer_is_left_alone_for_a_while(
         assert not near.give(*chunk(number))
     assert caplog.text.count(f"no store answered at {at} within 2 s") == 1
     assert caplog.text.count("it is asked again in") == 3
+
+
+def test_a_copy_that_fails_costs_no_page(new_store: MakeStore) -> None:
+    store = new_store(num_pages=1)
+    name, form, data = chunk(1)
+    with pytest.raises(ValueError, match="broadcast"):
+        store.put(name, form, data[:7])
+    assert name not in store
+    assert store.put(name, form, data)
+
+
+def test_who_is_asked_again_after_a_lost_answer_holds_nothing_of_before(
+    new_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = free_address()
+    far = new_store(listen=at)
+    near = new_store(peers=[at])
+    far.put(*chunk(1))
+    stock = StorePort._answer
+
+    def deaf_to_the_end(self: StorePort, ask: Ask) -> Tell:
+        if ask.kind == "end_read":
+            raise ProtocolMismatch("planted")
+        return stock(self, ask)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StorePort, "_answer", deaf_to_the_end)
+        assert not near.is_near("chunk-1")
+        assert not far.drop("chunk-1")  # it is still held
+    eventually(lambda: near.is_near("chunk-1"), "the peer is not met anew", GUARD_S)
+    eventually(lambda: far.drop("chunk-1"), "it is held by a connection of before", GUARD_S)
+
+
+def test_an_answer_that_is_too_short_costs_no_page(
+    new_store: MakeStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = free_address()
+    far = new_store(listen=at)
+    near = new_store(num_pages=1, peers=[at])
+    far.put(*chunk(1))
+    with monkeypatch.context() as patch:
+        stock = StorePort._answer
+
+        def short(self: StorePort, ask: Ask) -> Tell:
+            answer = stock(self, ask)
+            return Tell() if ask.kind == "end_read" else answer
+
+        patch.setattr(StorePort, "_answer", short)
+        assert not near.is_near("chunk-1")
+    assert "answers 1 keys with 0 pages" in caplog.text
+    assert near.put(*chunk(2))
+
+
+def test_pages_of_a_connection_that_ended_are_not_written(
+    new_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where a store was started anew, they may be those of another chunk by then.
+    at = free_address()
+    far = new_store(listen=at)
+    near = new_store(peers=[at], copies="peers")
+    stock = FarStore._move
+
+    def late(self: FarStore, peer: Peer, *rest: Any) -> None:
+        self._lane.distrust(peer)
+        self._lane.connect()
+        stock(self, peer, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FarStore, "_move", late)
+        near.put(*chunk(1))
+    assert "chunk-1" not in far
+    near.put(*chunk(2))
+    assert "chunk-2" in far
 
 
 def test_a_pinned_chunk_does_not_give_way(new_store: MakeStore) -> None:

@@ -16,10 +16,13 @@ import pytest
 if importlib.util.find_spec("lmcache") is None:
     pytest.skip("LMCache is not installed", allow_module_level=True)
 
+import msgspec
 import zmq
 from free_ports import free_ports
 from lmcache_pairs import HOST, MODES, NUM_PAGES, PAGE_BYTES, Hosts, Pair
 from peer_process import RemoteError
+
+from kvxfer.connectors.lmcache.wire import AllocRequest, AllocResponse, Asker, decode, encode
 
 # The tests of kvxfer's own peers do without NIXL; those of stock peers have a file of their own.
 KVXFER_ONLY = {"kvxfer.peers": "kvxfer", "kvxfer.connect_timeout_s": 2.0}
@@ -197,6 +200,54 @@ def test_malformed_messages_cost_themselves_alone(new_pair: MakePair, port: str)
     assert store(sender, pair, 0) == "ok"
     assert pair.proxy.hear() == "r0"
     assert retrieve(receiver, 0)["wrong"] == 0
+
+
+# As of another release, which has a dtype more, and of a model whose name has an "@".
+@pytest.mark.parametrize("key", ["m@1@0@ff@nosuchdtype", "org/m@rev1@1@0@ff@bfloat16", "garbage"])
+def test_a_key_that_nobody_can_read_is_refused_with_its_reason(
+    new_pair: MakePair, key: str
+) -> None:
+    pair = new_pair()
+    receiver, sender = pair.receiver(), pair.sender()
+    request = AllocRequest(
+        keys=[*receiver.call("keys", first=0, count=256), key],
+        fmt=1,
+        shape=[4, 2, 256, 512],
+        dtype="bfloat16",
+        last_chunk_toks=256,
+        kvxfer=Asker(connection="test"),
+    )
+    answer = decode(ask(pair.alloc_port, encode(request)), AllocResponse)
+    assert answer.remote_indexes == [-1, -1]
+    assert answer.kvxfer is not None
+    assert f"{key!r} is no key of this LMCache" in answer.kvxfer.error
+    assert receiver.call("free_pages") == NUM_PAGES
+    assert store(sender, pair, 0) == "ok"
+    assert pair.proxy.hear() == "r0"
+
+
+def test_the_query_port_answers_whatever_it_is_asked(hosts: Hosts) -> None:
+    pair = Pair(hosts, "sync", extra=KVXFER_ONLY)
+    (port,) = free_ports(1)
+    try:
+        receiver, sender = pair.receiver(config={"pd_peer_query_port": [port]}), pair.sender()
+        assert store(sender, pair, 0) == "ok"
+        (good,) = receiver.call("keys", first=0, count=256)
+        for keys, found in (([good, "garbage"], []), ([good, good + "0"], []), ([good], [good])):
+            query = {"type": "CacheQueryRequest", "keys": keys}
+            answer = msgspec.msgpack.decode(ask(port, msgspec.msgpack.encode(query)))
+            assert answer["cached_keys"] == found
+    finally:
+        pair.close()
+
+
+def ask(port: int, message: bytes) -> bytes:
+    with zmq.Context() as context, context.socket(zmq.REQ) as asker:
+        asker.setsockopt(zmq.LINGER, 0)
+        asker.connect(f"tcp://{HOST}:{port}")
+        asker.send(message)
+        assert asker.poll(10_000), "no answer"
+        return asker.recv()
 
 
 @pytest.mark.parametrize("port", ["init_port", "alloc_port"])

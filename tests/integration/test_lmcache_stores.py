@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 if importlib.util.find_spec("lmcache") is None:
@@ -12,6 +13,9 @@ if importlib.util.find_spec("lmcache") is None:
 
 from free_ports import free_ports
 from lmcache_pairs import HOST, MP_PROGRAM, HostProcess
+
+from kvxfer.connectors.lmcache.chunk_store import ChunkStore
+from kvxfer.connectors.lmcache.page_store import Form
 
 TOKENS, TOKEN_BYTES = 1000, 8192
 pytestmark = pytest.mark.timeout(600)
@@ -77,6 +81,29 @@ def test_chunks_are_written_to_another_engine(engines: tuple[HostProcess, HostPr
     found = far.call("retrieve", first=0, count=TOKENS, seed=9)
     assert found == {"tokens": TOKENS, "wrong": 0, "bytes": TOKENS * TOKEN_BYTES}
     assert far.call("references") == [1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "fmt"),
+    [
+        ("nosuchdtype", [4, 2, 256, 512], 1),
+        ("bfloat16", [4, 2, 256, 512], 99),
+        ("bfloat16", [4, 2, 256, 511], 1),
+    ],
+)
+def test_a_chunk_that_this_lmcache_cannot_read_is_no_error(
+    engines: tuple[HostProcess, HostProcess], dtype: str, shape: list[int], fmt: int
+) -> None:
+    # As a peer of another release writes it.
+    near, _ = engines
+    (at,) = addresses(1)
+    size = 256 * TOKEN_BYTES
+    with ChunkStore(size, size, listen=at) as far:
+        near.call("open", config=plugin(storage_peers=[[at]]))
+        (name,) = near.call("keys", first=0, count=256)
+        assert far.put(name, Form(size, shape, dtype, fmt), np.zeros(size, np.uint8))
+        assert near.call("lookup", first=0, count=256) == 256
+        assert near.call("retrieve", first=0, count=256)["tokens"] == 0
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from lmcache_grants import LEASE_S, Setup
+from lmcache_grants import LEASE_S, PLANTED, UNREADABLE, Setup
 
 from kvxfer.errors import InvalidUsage
 
@@ -210,6 +210,69 @@ def test_what_can_never_be_is_refused_at_once(fields: dict[str, Any], reason: st
     assert answer.kvxfer is not None
     assert reason in answer.kvxfer.error
     assert setup.shelf.num_free() == 8
+
+
+@pytest.mark.parametrize(("key", "reason"), [(UNREADABLE, "no key"), (PLANTED, "planted")])
+def test_a_key_that_cannot_be_looked_for_is_refused_and_costs_nothing(
+    key: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = Setup(num_pages=5)
+    setup.commit("a", setup.granted("a", "1", "x"))
+    answer = setup.granted("b", "2", f"xyz{key}")
+    assert answer.remote_indexes == [-1] * 4
+    assert answer.kvxfer is not None
+    assert answer.kvxfer.error == reason
+    assert reason in caplog.text
+    assert setup.shelf.num_free() == 4
+    assert setup.shelf.counts["x"] == 1
+    assert not setup.arrivals.has_waiting
+    assert -1 not in setup.granted("c", "3", "pqrs").remote_indexes
+
+
+def test_a_bad_key_of_a_later_batch_ends_its_request() -> None:
+    setup = Setup()
+    first = setup.granted("a", "r", "ab", is_last_batch=False, total_chunks=4)
+    setup.commit("a", first)
+    assert setup.granted("a", "r", f"c{UNREADABLE}", total_chunks=4).remote_indexes == [-1, -1]
+    assert setup.shelf.num_free() == 8
+    assert setup.arrivals.take_ended() == ((), ("r",))
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_promise_that_nobody_takes_up_ends_where_its_pages_are_needed(connected: bool) -> None:
+    # A prefill was aborted after its first batch, of which its engine tells nobody.
+    setup = Setup(num_pages=8, lease_s=0.05)
+    setup.shelf.unread_s = -1.0  # what has arrived is of no account here
+    first = setup.granted("a", "r", "ab", is_last_batch=False, total_chunks=8, connected=connected)
+    if connected:
+        setup.commit("a", first)
+    waiting = setup.ask("b", "q", "pqrstu")
+    assert waiting == []
+    time.sleep(0.06)
+    setup.arrivals.serve_waiting()
+    assert [len(answer.remote_indexes) for answer in waiting] == [6]
+    assert setup.arrivals.take_ended() == ((), ("r",))
+
+
+def test_a_promise_is_kept_as_long_as_nobody_needs_its_pages() -> None:
+    setup = Setup(num_pages=8, lease_s=0.01)
+    setup.granted("a", "r", "ab", is_last_batch=False, total_chunks=4)
+    time.sleep(0.02)
+    assert setup.granted("b", "q", "pq").remote_indexes == [2, 3]
+    assert setup.granted("a", "r", "cd", total_chunks=4).remote_indexes == [4, 5]
+
+
+def test_nothing_is_granted_to_who_does_not_wait_any_more() -> None:
+    setup = Setup(num_pages=2)
+    setup.granted("a", "1", "ab")
+    waiting = setup.ask("b", "2", "p", asker_wait_s=0.01)
+    assert waiting == []
+    time.sleep(0.02)
+    setup.arrivals.serve_waiting()
+    setup.arrivals.left("a")  # its pages come too late
+    setup.arrivals.serve_waiting()
+    assert [answer.remote_indexes for answer in waiting] == [[-1]]
+    assert setup.shelf.num_free() == 2
 
 
 def test_more_pages_than_were_declared_end_the_request() -> None:

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from kvxfer.connectors.lmcache import awaited
-from kvxfer.connectors.lmcache.awaited import Awaited, Ended
+from kvxfer.connectors.lmcache.awaited import Awaited, Ended, num_receivers
 
 TIMEOUT_S = 30.0
 
@@ -70,6 +70,41 @@ def test_nobody_waits_longer_than_the_limit(clock: Clock, caplog: pytest.LogCapt
     (told,) = caplog.messages
     assert "within 30 s" in told
     assert not waiting.is_over("s", "one")  # each request has its own time
+
+
+def test_a_request_that_is_preempted_waits_no_second_time(clock: Clock) -> None:
+    waiting = made(clock)
+    waiting.note(["one"], [])
+    assert waiting.is_over("r", "one")
+    waiting.note([f"{number}" for number in range(awaited._MAX_TRANSFERS)], [])
+    assert waiting.is_over("r", "one")
+
+
+def test_nobody_waits_where_nobody_receives(clock: Clock) -> None:
+    assert made(clock, num_ranks=0).is_over("r", "one")
+
+
+class Config:
+    """Of an LMCache engine."""
+
+    enable_pd = True
+    pd_role = "receiver"
+
+    def __init__(self, **extra: object) -> None:
+        self._extra = extra
+
+    def get_extra_config_value(self, name: str, default: object) -> object:
+        return self._extra.get(name, default)
+
+
+def test_who_receives_depends_on_the_engine() -> None:
+    every, mla = {"world_size": 4, "is_mla": False}, {"world_size": 4, "is_mla": True}
+    assert num_receivers(Config(), **every) == 4
+    assert num_receivers(Config(), **mla) == 1
+    assert num_receivers(Config(save_only_first_rank=False), **mla) == 4
+    sender, alone = Config(), Config()
+    sender.pd_role, alone.enable_pd = "sender", False
+    assert num_receivers(sender, **every) == num_receivers(alone, **every) == 0
 
 
 def test_an_id_that_is_used_again_has_its_time_anew(clock: Clock) -> None:

@@ -145,3 +145,27 @@ def test_nothing_is_posted_before_what_failed_is_taken_back(lane: Lane, peer: Pe
     before = len(peer.calls)
     send(lane, "i")
     assert peer.calls[before:] == ["abort g", "post i", "commit i 2", "poll 2"]
+
+
+def test_a_lane_goes_on_whatever_an_abort_raises(lane: Lane, peer: Peer) -> None:
+    send(lane, "g")
+    peer.failing["abort h"] = OSError("planted")
+    cancelled = Job(lambda *_: None, 1, Op.PUT, Grant(id="h"))  # type: ignore[arg-type, return-value]
+    assert cancelled.done.cancel()
+    lane.submit(cancelled)
+    with pytest.raises(OSError, match="planted"):
+        send(lane, "i")  # it is to be taken back first
+    peer.failing.clear()
+    assert send(lane, "j") == 1
+
+
+def test_who_distrusts_its_peer_meets_it_anew(lane: Lane, peer: Peer) -> None:
+    send(lane, "g")
+    met: Any = peer
+    lane.distrust(met)
+    send(lane, "h")
+    assert peer.num_met == 2
+    stranger: Any = Peer()
+    lane.distrust(stranger)  # the connection was another one
+    send(lane, "i")
+    assert peer.num_met == 2

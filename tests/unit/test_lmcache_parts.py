@@ -45,6 +45,7 @@ class StockAlloc(msgspec.Struct, tag="AllocRequest"):
     last_chunk_toks: int
 
 
+BRACKETS = b"\x82\xa4type\xacAllocRequest\xa4more" + b"\x91" * 100_000  # too deep to be read
 FACTS = Facts(
     model="m", world_size=1, worker_id=0, dtype="torch.bfloat16", page_bytes=2 << 20,
     page_shape=[4, 2, 256, 8, 64], probe="m@1@0@ab@bfloat16",
@@ -65,7 +66,15 @@ def test_requests_of_both_back_ends_are_understood() -> None:
     assert msgspec.msgpack.decode(encode(found), type=StockAlloc) == stock
 
 
-@pytest.mark.parametrize("data", [b"", b"garbage", b"\xc1", b"\x80", bytes(100)])
+def test_who_asks_under_no_name_is_no_asker() -> None:
+    # Nobody would ever see the end of what it has.
+    unnamed = StockAlloc(["k"], 1, [2, 4, 256, 512], "bfloat16", 232)
+    fields = msgspec.to_builtins(unnamed) | {"kvxfer": {"connection": ""}}
+    with pytest.raises(ProtocolMismatch, match="connection"):
+        decode_request(msgspec.msgpack.encode(fields))
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"\xc1", b"\x80", bytes(100), BRACKETS])
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolMismatch, match=f"{len(data)} bytes are no such message"):
         decode_request(data)

@@ -9,16 +9,17 @@ more. Only then is the page used again.
 """
 
 import itertools
+import logging
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from kvxfer.connectors.lmcache.awaited import Ended
 from kvxfer.connectors.lmcache.interface import Shelf
+from kvxfer.connectors.lmcache.promises import Granted, Request, Waiting, owner_of, refused
 from kvxfer.connectors.lmcache.wire import AllocRequest, AllocResponse, CancelNotif, Grant
 from kvxfer.control import (
     AbortRequest,
@@ -28,41 +29,14 @@ from kvxfer.control import (
     ReserveReply,
     ReserveRequest,
 )
-from kvxfer.errors import InvalidUsage, PeerLost
+from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, PeerLost
 from kvxfer.session.requests import Writers
 
+_log = logging.getLogger(__name__)
 # A grant whose sender has not connected by then will not be written.
 _ORPHAN_S = 60.0
 _CHECK_S = 1.0
 _MAX_UNTOLD = 4096  # of an engine whose scheduler does not ask
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """What one sender has under one request id."""
-
-    owner: tuple[str, str]
-    connection: str
-    promised: int  # pages that later batches may still ask for
-    keys: list[str] = field(default_factory=list)  # hits that count for it
-    grants: set[str] = field(default_factory=set)
-    is_complete: bool = False  # the last batch was granted
-    is_cancelled: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Granted:
-    request: _Request
-    pages: list[tuple[str, Any]]
-    at_s: float
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    sender: str
-    message: AllocRequest
-    reply: Callable[[AllocResponse], None]
-    deadline_s: float
 
 
 class Arrivals:
@@ -73,16 +47,17 @@ class Arrivals:
 
         Args:
             shelf: where pages come from and hits go.
-            lease_s: how long a hit that nobody fetches is kept where its page is needed.
+            lease_s: how long a hit that nobody fetches, and a promise that nobody takes up, is kept
+                where its pages are needed.
             wait_s: how long a request may wait for pages.
         """
         self._shelf, self._lease_s, self._wait_s = shelf, lease_s, wait_s
         self._writers: Writers | None = None
         self._incarnation = ""
-        self._requests: dict[tuple[str, str], _Request] = {}
-        self._granted: dict[str, _Granted] = {}
+        self._requests: dict[tuple[str, str], Request] = {}
+        self._granted: dict[str, Granted] = {}
         self._coming: dict[str, int] = {}  # of these, committed: the transfer that fills each
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self._over: deque[tuple[str, bool]] = deque(maxlen=_MAX_UNTOLD)
         self._ids = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count(1))
         self._lock = threading.RLock()
@@ -111,7 +86,7 @@ class Arrivals:
     ) -> None:
         """Answer now, or once there are pages; of a request all pages are promised at once."""
         with self._lock:
-            self._waiting.append(_Waiting(sender, message, reply, time.monotonic() + self._wait_s))
+            self._waiting.append(Waiting(sender, message, reply, self._limit_s(message)))
             self.serve_waiting()
 
     def serve_waiting(self) -> None:
@@ -120,7 +95,7 @@ class Arrivals:
             self.publish_arrived()
             now_s = time.monotonic()
             for one in list(self._waiting):
-                answer = self._try(one, now_s)
+                answer = self._answer(one, now_s)
                 if answer is not None:
                     self._waiting.remove(one)
                     if -1 in answer.remote_indexes:
@@ -133,9 +108,9 @@ class Arrivals:
             self._waiting = [
                 one
                 for one in self._waiting
-                if _owner(one.sender, one.message) != _owner(sender, message)
+                if owner_of(one.sender, one.message) != owner_of(sender, message)
             ]
-            request = self._requests.get(_owner(sender, message))
+            request = self._requests.get(owner_of(sender, message))
             if request is not None:
                 self._give_up(request)
             self._note_end(message.req_id, has_all=False)
@@ -186,7 +161,7 @@ class Arrivals:
         """The requests that are over since the last call, by their senders' ids."""
         with self._lock:
             self.publish_arrived()
-            over = list(self._over)
+            over = dict.fromkeys(self._over)  # what is refused is lost twice where it had pages
             self._over.clear()
         return Ended(
             tuple(request for request, has_all in over if has_all),
@@ -218,6 +193,11 @@ class Arrivals:
 
     # Inside the lock.
 
+    def _limit_s(self, message: AllocRequest) -> float:
+        """How long a batch may wait: pages that its sender does not expect any more stay its."""
+        asker_s = 0.0 if message.kvxfer is None else message.kvxfer.wait_s
+        return min(self._wait_s, asker_s or self._wait_s)
+
     def _publish(self, grant: str) -> None:
         granted = self._granted[grant]
         owner = granted.request
@@ -231,64 +211,76 @@ class Arrivals:
         self._ended(grant, owner.connection)
         self._settle(owner)
 
-    def _try(self, one: _Waiting, now_s: float) -> AllocResponse | None:
-        message = one.message
-        request = self._requests.get(_owner(one.sender, message))
-        wanted = max(message.total_chunks, len(message.keys))
-        if request is None and wanted > self._shelf.num_pages:
-            return _refused(
-                message,
-                f"request {message.req_id!r} needs {wanted} pages of a pool of "
-                f"{self._shelf.num_pages}; raise pd_buffer_size at the receiver",
-            )
-        if request is not None and len(message.keys) > request.promised:
-            self._give_up(request)
-            return _refused(
-                message,
-                f"request {message.req_id!r} asks for {len(message.keys)} pages more, of which "
-                f"{request.promised} are promised; total_chunks was too low",
-            )
-        if request is None:
-            if not self._have(wanted):
-                if now_s < one.deadline_s:
-                    return None
-                return _refused(message, f"no {wanted} pages were free within {self._wait_s} s")
-            request = self._admit(one, wanted)
+    def _answer(self, one: Waiting, now_s: float) -> AllocResponse | None:
+        """What is answered; None as long as there are no pages. It never raises: who asks is
+        refused, or the same question would be in everybody's way for ever."""
         try:
-            return self._grant(request, message)
-        except InvalidUsage as error:
-            self._give_up(request)
-            return _refused(message, str(error))
+            return self._try(one, now_s)
+        except Exception as error:
+            is_known = isinstance(error, KvxferError)
+            _log.warning("request %r: %s", one.message.req_id, error, exc_info=not is_known)
+            request = self._requests.get(owner_of(one.sender, one.message))
+            if request is not None:
+                self._give_up(request)
+            return refused(one.message, str(error) or type(error).__name__)
 
-    def _have(self, wanted: int) -> bool:
+    def _try(self, one: Waiting, now_s: float) -> AllocResponse | None:
+        message = one.message
+        request = self._requests.get(owner_of(one.sender, message))
+        if request is None:
+            wanted = max(message.total_chunks, len(message.keys))
+            if wanted > self._shelf.num_pages:
+                raise InvalidUsage(
+                    f"request {message.req_id!r} needs {wanted} pages of a pool of "
+                    f"{self._shelf.num_pages}; raise pd_buffer_size at the receiver"
+                )
+            if not self._have(wanted, now_s):
+                if now_s < one.asked_s + one.limit_s:
+                    return None
+                raise NotAvailable(
+                    f"no {wanted} pages were free within {one.limit_s} s; raise pd_buffer_size at "
+                    "the receiver, or kvxfer.alloc_timeout_s on both sides"
+                )
+            request = self._admit(one, wanted)
+        elif len(message.keys) > request.promised:
+            raise InvalidUsage(
+                f"request {message.req_id!r} asks for {len(message.keys)} pages more, of which "
+                f"{request.promised} are promised; total_chunks was too low, or the request "
+                f"rested for more than {self._lease_s} s while others waited (kvxfer.lease_s)"
+            )
+        request.asked_s = now_s
+        return self._grant(request, message)
+
+    def _have(self, wanted: int, now_s: float) -> bool:
         """Whether that many pages are neither taken nor promised, if need be after a clean-up."""
-        promised = sum(one.promised for one in self._requests.values())
-        while self._shelf.num_free() - promised < wanted:
-            if not self._shelf.drop_unread(self._lease_s):
+        while self._shelf.num_free() - self._num_promised() < wanted:
+            if not (self._drop_idle(now_s) or self._shelf.drop_unread(self._lease_s)):
                 return False
         return True
 
-    def _admit(self, one: _Waiting, wanted: int) -> _Request:
+    def _num_promised(self) -> int:
+        return sum(one.promised for one in self._requests.values())
+
+    def _drop_idle(self, now_s: float) -> bool:
+        """Give up a request that has not taken up its promise in time; False if none.
+
+        A prefill that is aborted half way tells nobody, and its sender lives on.
+        """
+        for request in self._requests.values():
+            if request.promised and now_s - request.asked_s >= self._lease_s:
+                self._give_up(request)
+                return True
+        return False
+
+    def _admit(self, one: Waiting, wanted: int) -> Request:
         message = one.message
         connection = "" if message.kvxfer is None else message.kvxfer.connection
-        owner = _owner(one.sender, message)
-        request = self._requests[owner] = _Request(owner, connection, wanted)
+        owner = owner_of(one.sender, message)
+        request = self._requests[owner] = Request(owner, connection, wanted)
         return request
 
-    def _grant(self, request: _Request, message: AllocRequest) -> AllocResponse:
-        pages: list[tuple[str, Any]] = []
-        already: list[int] = []
-        for index, key in enumerate(message.keys):
-            if self._shelf.hold(key):
-                already.append(index)
-                request.keys.append(key)
-                continue
-            page = self._shelf.take(message, index)
-            if page is None:
-                for _, taken in pages:
-                    self._shelf.give_back(taken)
-                raise InvalidUsage(f"no page for key {index} of {len(message.keys)}")
-            pages.append((key, page))
+    def _grant(self, request: Request, message: AllocRequest) -> AllocResponse:
+        pages, already = self._take(request, message)
         request.promised -= len(message.keys)
         # One batch alone comes from who does not name the request.
         request.is_complete = message.is_last_batch or not message.req_id
@@ -302,8 +294,31 @@ class Arrivals:
             kvxfer=grant,
         )
 
+    def _take(
+        self, request: Request, message: AllocRequest
+    ) -> tuple[list[tuple[str, Any]], list[int]]:
+        """A page for each key that is no hit, and the indexes of those that are; or an error, and
+        no page."""
+        pages: list[tuple[str, Any]] = []
+        already: list[int] = []
+        try:
+            for index, key in enumerate(message.keys):
+                if self._shelf.hold(key):
+                    already.append(index)
+                    request.keys.append(key)
+                    continue
+                page = self._shelf.take(message, index)
+                if page is None:
+                    raise InvalidUsage(f"no page for key {index} of {len(message.keys)}")
+                pages.append((key, page))
+        except Exception:
+            for _, page in pages:
+                self._shelf.give_back(page)
+            raise
+        return pages, already
+
     def _open(
-        self, request: _Request, message: AllocRequest, pages: list[tuple[str, Any]]
+        self, request: Request, message: AllocRequest, pages: list[tuple[str, Any]]
     ) -> Grant | None:
         if message.kvxfer is None:
             # LMCache's own channel says nothing when the bytes are there, so its rule holds.
@@ -314,16 +329,16 @@ class Arrivals:
         if not pages:
             return Grant(incarnation=self._incarnation)
         grant = Grant(id=next(self._ids), incarnation=self._incarnation)
-        self._granted[grant.id] = _Granted(request, pages, time.monotonic())
+        self._granted[grant.id] = Granted(request, pages, time.monotonic())
         request.grants.add(grant.id)
         return grant
 
-    def _open_grant(self, grant: str, connection: str) -> _Granted | None:
+    def _open_grant(self, grant: str, connection: str) -> Granted | None:
         """What is granted to ``connection`` under that id."""
         granted = self._granted.get(grant)
         return granted if granted and granted.request.connection == connection else None
 
-    def _ended(self, grant: str, connection: str) -> _Granted | None:
+    def _ended(self, grant: str, connection: str) -> Granted | None:
         """The same, which is over now."""
         granted = self._open_grant(grant, connection)
         if granted is not None:
@@ -332,12 +347,12 @@ class Arrivals:
             del self._granted[grant]
         return granted
 
-    def _take_back(self, granted: _Granted) -> None:
+    def _take_back(self, granted: Granted) -> None:
         for _, page in granted.pages:
             self._shelf.give_back(page)
         self._give_up(granted.request)
 
-    def _give_up(self, request: _Request) -> None:
+    def _give_up(self, request: Request) -> None:
         """Nothing more is published for it, and it fetches nothing."""
         request.is_cancelled = request.is_complete = True
         request.promised = 0
@@ -346,7 +361,7 @@ class Arrivals:
             self._shelf.drop(key)
         self._settle(request)
 
-    def _settle(self, request: _Request) -> None:
+    def _settle(self, request: Request) -> None:
         """Forget a request of which nothing more can come."""
         is_over = request.is_complete and not request.grants
         if is_over and self._requests.pop(request.owner, None) is not None:
@@ -376,16 +391,3 @@ class Arrivals:
             ]
             return now_s - max(opened, default=0.0) > _ORPHAN_S
         return True
-
-
-def _owner(sender: str, message: AllocRequest | CancelNotif) -> tuple[str, str]:
-    """Ids of requests are of their senders: two proxies may count alike."""
-    of = sender if message.kvxfer is None else message.kvxfer.connection
-    return of, message.req_id
-
-
-def _refused(message: AllocRequest, reason: str) -> AllocResponse:
-    return AllocResponse(
-        remote_indexes=[-1] * len(message.keys),
-        kvxfer=None if message.kvxfer is None else Grant(error=reason[:4096]),
-    )

@@ -9,8 +9,9 @@ pins what it finds.
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+_OVER_S: Final = float("-inf")
 _MAX_TRANSFERS: Final = 4096  # of which ranks have told; most are never asked for
 _log = logging.getLogger(__name__)
 
@@ -33,11 +34,14 @@ class Awaited:
     def __init__(
         self, num_ranks: int, timeout_s: float, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Of an engine with ``num_ranks`` receivers; nobody waits longer than ``timeout_s``."""
+        """Of an engine with ``num_ranks`` receivers; nobody waits longer than ``timeout_s``.
+
+        Where there is none, nobody waits.
+        """
         self._num_ranks, self._timeout_s, self._now_s = num_ranks, timeout_s, now_s
         self._missing: dict[str, int] = {}  # ranks that have not told, by transfer
         self._lost: set[str] = set()
-        self._deadlines_s: dict[str, float] = {}  # by request
+        self._deadlines_s: dict[str, float] = {}  # by request; in the past once waiting is over
 
     def note(self, arrived: Iterable[str], lost: Iterable[str]) -> None:
         """What ranks have told; a transfer that several have is named several times."""
@@ -58,25 +62,35 @@ class Awaited:
         """
         now_s = self._now_s()
         deadline_s = self._deadlines_s.setdefault(request_id, now_s + self._timeout_s)
-        if self._missing.get(transfer_id, self._num_ranks) <= 0:
-            if transfer_id in self._lost:
-                self._give_up(request_id, transfer_id, "was lost on its way")
+        if deadline_s == _OVER_S:  # a request that was preempted waits no second time
             return True
-        if now_s < deadline_s:
+        is_told = self._missing.get(transfer_id, self._num_ranks) <= 0
+        if not is_told and now_s < deadline_s:
             return False
-        self._give_up(request_id, transfer_id, f"has not arrived within {self._timeout_s:g} s")
+        self._deadlines_s[request_id] = _OVER_S
+        if not is_told:
+            self._warn(request_id, transfer_id, f"has not arrived within {self._timeout_s:g} s")
+        elif transfer_id in self._lost:
+            self._warn(request_id, transfer_id, "was lost on its way")
         return True
 
     def forget(self, request_id: str) -> None:
         """The request has ended, or was aborted."""
         self._deadlines_s.pop(request_id, None)
 
-    def _give_up(self, request_id: str, transfer_id: str, why: str) -> None:
-        if self._deadlines_s[request_id] > float("-inf"):
-            _log.warning(
-                "request %s: its KV (transfer %r) %s; what is not there is computed here",
-                request_id,
-                transfer_id,
-                why,
-            )
-        self._deadlines_s[request_id] = float("-inf")
+    def _warn(self, request_id: str, transfer_id: str, why: str) -> None:
+        _log.warning(
+            "request %s: its KV (transfer %r) %s; what is not there is computed here",
+            request_id,
+            transfer_id,
+            why,
+        )
+
+
+def num_receivers(config: Any, *, world_size: int, is_mla: bool) -> int:
+    """Ranks that receive, in an engine of LMCache's ``config``; 0 where none does."""
+    if not config.enable_pd or config.pd_role != "receiver":
+        return 0
+    # All ranks have the same KV of MLA, so that LMCache keeps it at the first and broadcasts it.
+    is_first_alone = is_mla and config.get_extra_config_value("save_only_first_rank", True)
+    return 1 if is_first_alone else world_size

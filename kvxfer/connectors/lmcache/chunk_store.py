@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -21,6 +20,7 @@ from kvxfer.control.addresses import is_loopback, resolve_host
 from kvxfer.errors import InvalidUsage, KvxferError
 from kvxfer.memory import shared_empty
 from kvxfer.session import Endpoint
+from kvxfer.session.requests import Writers
 
 _log = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
@@ -71,18 +71,24 @@ class ChunkStore(Closing):
             self._memory.ctypes.data, self._memory.nbytes, page_bytes, is_device=False
         )
         host = listen.rpartition(":")[0] or _LOOPBACK
+        holders: list[StoreRequests] = []
+
+        def requests(writers: Writers) -> StoreRequests:
+            holders.append(StoreRequests(self._pages, writers))
+            return holders[-1]
+
         self._endpoint = Endpoint(
             self._pool.cache,
             bind_host=host,
             key=key,
             insecure=key is None and not is_loopback(resolve_host(host)),
-            requests=partial(StoreRequests, self._pages),
+            requests=requests,
         )
         own = Hello(addresses=self._endpoint.addresses)
         self._port: StorePort | None = None
         if listen:
             try:
-                self._port = StorePort(listen, self._pages, page_bytes, own)
+                self._port = StorePort(listen, self._pages, page_bytes, own, *holders)
             except BaseException:
                 self._endpoint.close()
                 self._pool.close()
@@ -107,8 +113,12 @@ class ChunkStore(Closing):
         writer = next(self._names)
         page = self._pages.begin(name, form, writer)
         if page is not None:
-            self._memory[page, : form.num_bytes] = data
-            self._pages.finish(name, writer, is_filled=True)
+            is_filled = False
+            try:
+                self._memory[page, : form.num_bytes] = data
+                is_filled = True
+            finally:
+                self._pages.finish(name, writer, is_filled=is_filled)
         if self._copies == "peers" and self._far:
             self._copy_out(name)
         return page is not None
@@ -227,8 +237,9 @@ class ChunkStore(Closing):
             came.update(far.fetch(names, lambda key, form: self._pages.begin(key, form, writer)))
         except KvxferError as error:
             _log.warning("chunks are not fetched: %s", error)
-        for name in names:
-            self._pages.finish(name, writer, is_filled=name in came)
+        finally:
+            for name in names:
+                self._pages.finish(name, writer, is_filled=name in came)
         return came
 
     def _has(self, far: FarStore, name: str) -> bool:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kvxfer.connectors.lmcache.awaited import Awaited
+from kvxfer.connectors.lmcache.awaited import Awaited, num_receivers
 from kvxfer.connectors.lmcache.install import install
 from kvxfer.connectors.lmcache.options import read_options
 from kvxfer.connectors.vllm.params import ReceiveParams, read_params
@@ -20,6 +20,7 @@ from kvxfer.errors import InvalidUsage, KvxferError
 install(upgrade=True)
 
 from lmcache.integration.vllm.lmcache_connector_v1 import LMCacheConnectorV1Dynamic  # noqa: E402
+from lmcache.integration.vllm.utils import mla_enabled  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1 import base  # noqa: E402
 
 from kvxfer.connectors.lmcache.pd_common import arrivals_of  # noqa: E402
@@ -58,9 +59,13 @@ class KvxferLMCacheConnector(LMCacheConnectorV1Dynamic):  # type: ignore[misc]
                 "requests do not wait for their KV: this vLLM's workers cannot announce it"
             )
             return None
-        options = read_options(self._lmcache_engine.config.extra_config)
-        num_ranks = int(self._vllm_config.parallel_config.world_size)
-        return Awaited(num_ranks, options.receive_timeout_s)
+        config, model = self._lmcache_engine.config, self._vllm_config.model_config
+        num_ranks = num_receivers(
+            config,
+            world_size=self._vllm_config.parallel_config.world_size,
+            is_mla=mla_enabled(model),
+        )
+        return Awaited(num_ranks, read_options(config.extra_config).receive_timeout_s)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

@@ -25,7 +25,7 @@ class Shelf(Protocol):
         """The number of a page."""
 
     def hold(self, key: str) -> bool:
-        """Count one more request that fetches ``key``; False if it is no hit."""
+        """Count one more request that fetches ``key``; False if no hit, InvalidUsage if no key."""
 
     def publish(self, key: str, page: Any) -> None:
         """Make ``key`` a hit. Where it is one, count one more request, and give ``page`` back."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvxfer.closing import Closing
 from kvxfer.connectors.lmcache.wire import Grant, Hello
-from kvxfer.errors import InvalidUsage, KvxferError, PeerLost
+from kvxfer.errors import InvalidUsage, PeerLost
 from kvxfer.layout import CopyPlan
 from kvxfer.session import Endpoint, Peer
 from kvxfer.transport import After, Op, Transfer, Tuning
@@ -83,9 +83,10 @@ class Lane(Closing):
         self._name, self._endpoint, self._greet = name, endpoint, greet
         self._tuning, self._connect_timeout_s = tuning, connect_timeout_s
         self._peer: Peer | None = None
-        self._is_stale = False  # another start of the peer grants by now
+        self._is_stale = False  # the next question is for another connection
         self._peer_lock = threading.Lock()
         self._is_closed = False
+        self._closing = threading.Lock()  # nothing is submitted behind the end of the queue
         self._owed: list[str] = []  # grants whose abort was not answered
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.counts = Counts()
@@ -115,6 +116,11 @@ class Lane(Closing):
                 self.counts.connects += 1
             return self._peer
 
+    def distrust(self, peer: Peer) -> None:
+        """Meet the peer anew next time: with ``peer`` all ends that it holds over there."""
+        # Not every link sees by itself that its peer was started anew.
+        self._is_stale = self._is_stale or peer is self._peer
+
     @property
     def is_open(self) -> bool:
         """Whether the peer that was met last is there, as far as is known here."""
@@ -127,16 +133,18 @@ class Lane(Closing):
         Raises:
             InvalidUsage: the lane is closed.
         """
-        if self._is_closed:
-            raise InvalidUsage(f"the channel to {self._name} is closed")
-        self._jobs.put(job)
+        with self._closing:
+            if self._is_closed:
+                raise InvalidUsage(f"the channel to {self._name} is closed")
+            self._jobs.put(job)
 
     def close(self) -> None:
         """Refuse what has not begun, wait for what has, and unmap; may be called more than once."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._jobs.put(None)
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._jobs.put(None)
         self._thread.join(_JOIN_S)
         if self._thread.is_alive():
             _log.error(
@@ -201,8 +209,7 @@ class Lane(Closing):
     def _require_grantor(self, peer: Peer, job: Job) -> None:
         granted_by = "" if job.grant is None else job.grant.incarnation
         if granted_by and granted_by != peer.incarnation:
-            # Not every link sees by itself that its peer was started anew.
-            self._is_stale = peer is self._peer
+            self.distrust(peer)
             raise PeerLost(
                 f"{self._name} was started anew since it granted these pages; they are of "
                 f"{granted_by}, it is now {peer.incarnation}: send the request again"
@@ -215,11 +222,12 @@ class Lane(Closing):
 
     def _abort(self, peer: Peer | None, job: Job, reason: str) -> None:
         """Tell the peer that the pages of a grant will not come."""
-        if peer is None or job.grant is None or not job.grant.id or not _is_open(peer):
-            return  # with the connection its grants end
+        if peer is None or job.grant is None or not job.grant.id:
+            return
         try:
-            peer.abort(job.grant.id)
-        except KvxferError as error:
+            if _is_open(peer):  # else its grants have ended with the connection
+                peer.abort(job.grant.id)
+        except Exception as error:  # whatever it is, the lane's thread goes on
             self._owed.append(job.grant.id)
             _log.info("grant %s of %s is not aborted yet: %s", job.grant.id, self._name, error)
             _log.debug("it was given up because %s", reason)

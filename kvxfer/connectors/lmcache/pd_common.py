@@ -178,7 +178,7 @@ class PDParts:
         """
         channel = self._backend.transfer_channel
         peer = channel.connection_to(receiver_id)
-        asker = None if peer is None else Asker(connection=peer.connection)
+        asker = None if peer is None else Asker(connection=peer.connection, wait_s=self._wait_s)
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         kind = AllocRequest if hasattr(message, "fmt") else CancelNotif
         request = kind(**{**more, **fields, "kvxfer": asker})

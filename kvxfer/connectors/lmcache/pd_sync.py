@@ -16,6 +16,7 @@ from lmcache.v1.storage_backend.pd_backend import (
 from kvxfer.connectors.lmcache.outgoing import Batch, mark_failed
 from kvxfer.connectors.lmcache.pd_common import NOTICE_LINGER_MS, PDHooks, PDParts
 from kvxfer.connectors.lmcache.ports import PortServer
+from kvxfer.connectors.lmcache.shelf import key_of
 from kvxfer.connectors.lmcache.wire import AllocResponse
 
 
@@ -125,21 +126,26 @@ class _QueryPort(PortServer):
         self.start()
 
     def answer(self, sender: str, message: bytes, reply: Callable[[bytes], None]) -> None:
-        from lmcache.utils import CacheEngineKey
+        """Answer one message; where it cannot be read, that nothing is here, as LMCache does."""
+        found: list[tuple[str, int]] = []
+        try:
+            found = self._find(msgspec.msgpack.decode(message, type=CacheQueryRequest).keys)
+        finally:
+            answer = CacheQueryResponse(
+                cached_keys=[key for key, _ in found], cached_indexes=[page for _, page in found]
+            )
+            reply(msgspec.msgpack.encode(answer))
 
-        wanted = msgspec.msgpack.decode(message, type=CacheQueryRequest).keys
+    def _find(self, keys: Sequence[str]) -> list[tuple[str, int]]:
+        wanted = [(key, key_of(key)) for key in keys]
         self._backend._parts.arrivals.publish_arrived()
         with self._backend.data_lock:
             data = self._backend.data
-            found = [
-                (key, page.meta.address)
-                for key in wanted
-                if (page := data.get(CacheEngineKey.from_string(key))) is not None
+            return [
+                (name, page.meta.address)
+                for name, key in wanted
+                if (page := data.get(key)) is not None
             ]
-        answer = CacheQueryResponse(
-            cached_keys=[key for key, _ in found], cached_indexes=[page for _, page in found]
-        )
-        reply(msgspec.msgpack.encode(answer))
 
 
 def _note_failure(spec: Any, future: "Future[int]") -> None:

@@ -73,7 +73,7 @@ class PortServer(Closing):
     def _run(self) -> None:
         while not self._is_closing.is_set():
             try:
-                if self._socket.poll(self.idle_ms()):
+                if self._socket.poll(self._wait_ms()):
                     self._receive()
             except zmq.ZMQError:
                 if not self._is_closing.is_set():
@@ -81,6 +81,14 @@ class PortServer(Closing):
             except Exception as error:
                 # One message is lost, not the port.
                 _log.warning("%s on %s: %s", self._name, self._at, error)
+
+    def _wait_ms(self) -> int:
+        """`idle_ms`, whose errors must not keep messages from being read."""
+        try:
+            return self.idle_ms()
+        except Exception:
+            _log.exception("%s on %s", self._name, self._at)
+            return _IDLE_MS
 
     def _receive(self) -> None:
         frames = self._socket.recv_multipart()

@@ -11,6 +11,21 @@ from kvxfer.connectors.lmcache.wire import AllocRequest
 from kvxfer.errors import InvalidUsage
 
 
+def key_of(text: str) -> CacheEngineKey:
+    """The key that a peer names so.
+
+    Raises:
+        InvalidUsage: it is none that this LMCache knows.
+    """
+    try:
+        return CacheEngineKey.from_string(text)
+    except (ValueError, KeyError) as error:  # another dtype is a KeyError
+        raise InvalidUsage(
+            f"{text[:200]!r} is no key of this LMCache ({error}); run the same release on both "
+            'sides, and a model whose name has no "@"'
+        ) from error
+
+
 class BackendShelf:
     """The dictionary ``data`` of a PD back end, and the allocator behind it.
 
@@ -57,14 +72,18 @@ class BackendShelf:
         return int(page.meta.address)
 
     def hold(self, key: str) -> bool:
-        """Count one more request that fetches ``key``; False if it is no hit."""
-        found = CacheEngineKey.from_string(key)
+        """Count one more request that fetches ``key``; False if it is no hit.
+
+        Raises:
+            InvalidUsage: it is no key. What passes here is one to the methods below.
+        """
+        found = key_of(key)
         self.touch(found)
         return bool(self._backend.contains(found, pin=True))
 
     def publish(self, key: str, page: Any) -> None:
         """Make ``key`` a hit, or count one more request where it is one."""
-        found = CacheEngineKey.from_string(key)
+        found = key_of(key)
         with self._backend.data_lock:
             other = self._backend.data.setdefault(found, page)
             if other is not page:
@@ -76,7 +95,7 @@ class BackendShelf:
 
     def drop(self, key: str) -> None:
         """Count one request less that fetches ``key``."""
-        self._count_down(CacheEngineKey.from_string(key), all_of_it=False)
+        self._count_down(key_of(key), all_of_it=False)
 
     def drop_unread(self, idle_s: float) -> bool:
         """Forget the key that was touched longest ago, if that is ``idle_s``; False if none."""

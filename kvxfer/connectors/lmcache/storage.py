@@ -5,6 +5,8 @@ kvxfer.connectors.lmcache`` and ``storage_plugin.kvxfer.class_name: KvxferBacken
 rebound.
 """
 
+import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +20,8 @@ from kvxfer.connectors.lmcache.chunk_store import Bytes, ChunkStore, page_bytes_
 from kvxfer.connectors.lmcache.options import read_options
 from kvxfer.connectors.lmcache.page_store import Form
 from kvxfer.errors import InvalidUsage
+
+_log = logging.getLogger(__name__)
 
 
 class KvxferBackend(StoragePluginInterface):  # type: ignore[misc]
@@ -88,20 +92,13 @@ class KvxferBackend(StoragePluginInterface):  # type: ignore[misc]
 
     def get_blocking(self, key: CacheEngineKey) -> Any:
         """The chunk as an object that the caller owns; None where it is nowhere."""
-        import torch
-
         name = key.to_string()
         if not self._chunks.is_near(name):
             return None
         with self._chunks.reading(name) as found:
             if found is None:
                 return None
-            form, data = found
-            dtype, fmt = STR_DTYPE_TO_TORCH_DTYPE[form.dtype], MemoryFormat(form.fmt)
-            obj = self.local_cpu_backend.allocate(torch.Size(form.shape), dtype, fmt)
-            if obj is not None:
-                bytes_of(obj, form.num_bytes)[:] = data
-            return obj
+            return self._object_of(*found)
 
     async def batched_async_contains(
         self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
@@ -129,6 +126,31 @@ class KvxferBackend(StoragePluginInterface):  # type: ignore[misc]
         """End everything; may be called more than once."""
         self._worker.shutdown(wait=True, cancel_futures=False)
         self._chunks.close()
+
+    def _object_of(self, form: Form, data: Bytes) -> Any:
+        """None where there is no room for it, and where this LMCache has no such object: what a
+        peer wrote may be of another release."""
+        import torch
+
+        try:
+            dtype, fmt = STR_DTYPE_TO_TORCH_DTYPE[form.dtype], MemoryFormat(form.fmt)
+        except (KeyError, ValueError) as error:
+            _log.warning("a chunk is not read: %s is unknown to this LMCache", error)
+            return None
+        num_bytes = math.prod(form.shape) * int(dtype.itemsize)
+        if num_bytes != form.num_bytes:
+            _log.warning(
+                "a chunk is not read: it has %d bytes, its shape %s and dtype %s have %d",
+                form.num_bytes,
+                form.shape,
+                form.dtype,
+                num_bytes,
+            )
+            return None
+        obj = self.local_cpu_backend.allocate(torch.Size(form.shape), dtype, fmt)
+        if obj is not None:
+            bytes_of(obj, form.num_bytes)[:] = data
+        return obj
 
     def _put(self, key: Any, obj: Any, on_complete: Callable[[Any], None] | None) -> None:
         try:

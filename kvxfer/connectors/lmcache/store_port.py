@@ -1,9 +1,10 @@
 """How one store asks another for chunks, or for pages to put chunks in."""
 
 import logging
-import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import msgspec
@@ -23,15 +24,14 @@ from kvxfer.control import (
     ReserveReply,
     ReserveRequest,
 )
-from kvxfer.errors import ControlTimeout, KvxferError, PeerLost, ProtocolMismatch
-from kvxfer.session import Endpoint
+from kvxfer.errors import ControlTimeout, InvalidUsage, KvxferError, PeerLost, ProtocolMismatch
+from kvxfer.session import Endpoint, Peer
 from kvxfer.session.requests import Writers
 from kvxfer.transport import Op, Tuning
 
 _log = logging.getLogger(__name__)
 _CHECK_S = 1.0
 _LEFT_ALONE_S = 3.0
-_BEGINNINGS = ("find", "has", "reserve")
 _Keys = Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=MAX_KEYS)]
 _Name = Annotated[str, Meta(max_length=256)]
 
@@ -46,24 +46,44 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tell(msgspec.Struct, frozen=True, tag=True):
-    """The page of each key, -1 where there is none; for an end, 0 where it was held."""
+    """The page of each key, -1 where there is none; for an end, 0 where it was held.
+
+    Attributes:
+        error: why the question is refused; empty where it is not.
+    """
 
     pages: Annotated[list[int], Meta(max_length=MAX_KEYS)] = []
     forms: Annotated[list[Form | None], Meta(max_length=MAX_KEYS)] = []
     hello: Hello | None = None
+    error: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class StorePort(PortServer):
     """Answers other stores for this one."""
 
-    def __init__(self, host_and_port: str, store: PageStore, page_bytes: int, own: Hello) -> None:
+    def __init__(
+        self,
+        host_and_port: str,
+        store: PageStore,
+        page_bytes: int,
+        own: Hello,
+        holders: "StoreRequests",
+    ) -> None:
         """Bind ``host:port`` and serve.
+
+        Args:
+            host_and_port: where.
+            store: whose chunks.
+            page_bytes: of its pages.
+            own: who this side is.
+            holders: sees that what is held ends with who holds it.
 
         Raises:
             NotAvailable: the port cannot be bound.
         """
         super().__init__(host_and_port, "kvxfer-lmcache-store")
         self._store, self._page_bytes, self._own = store, page_bytes, own
+        self._holders = holders
         self.start()
 
     def answer(self, sender: str, message: bytes, reply: Callable[[bytes], None]) -> None:
@@ -75,6 +95,14 @@ class StorePort(PortServer):
             return Tell(hello=self._own)
         if ask.kind == "has":
             return Tell([0 if key in self._store else -1 for key in ask.keys])
+        try:
+            with self._holders.holding(ask.who):
+                return self._hold(ask)
+        except KvxferError as error:
+            nothing = len(ask.keys)
+            return Tell([-1] * nothing, [None] * nothing, error=str(error))
+
+    def _hold(self, ask: Ask) -> Tell:
         if ask.kind == "find":
             found = [self._store.hold(key, ask.who) for key in ask.keys]
             return Tell(
@@ -82,6 +110,10 @@ class StorePort(PortServer):
                 [None if one is None else one.form for one in found],
             )
         if ask.kind == "reserve":
+            if len(ask.forms) != len(ask.keys):
+                raise InvalidUsage(
+                    f"{len(ask.keys)} chunks of {len(ask.forms)} forms; give one for each"
+                )
             chunks = zip(ask.keys, ask.forms, strict=True)
             return Tell([self._reserve(key, form, ask.who) for key, form in chunks])
         return Tell([-1 + self._end(ask.kind, key, ask.who) for key in ask.keys])
@@ -104,7 +136,24 @@ class StoreRequests:
     def __init__(self, store: PageStore, writers: Writers) -> None:
         """Of the endpoint that ``writers`` is."""
         self._store, self._writers = store, writers
-        self._gone: set[str] = set()
+        self._holders: set[str] = set()  # who may hold something
+        # Held while somebody takes something and while it is let go of: nobody takes after its end.
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def holding(self, connection: str) -> Iterator[None]:
+        """A block in which a connection takes what is let go of at its end.
+
+        Raises:
+            PeerLost: it has ended, or never was.
+        """
+        with self._lock:
+            if self._writers.has_ended(connection):
+                raise PeerLost(
+                    f"connection {connection!r} is not known here; connect to this store first"
+                )
+            self._holders.add(connection)
+            yield
 
     def reserve(self, request: ReserveRequest) -> ReserveReply:
         """Refused: the store's own port grants pages."""
@@ -124,19 +173,21 @@ class StoreRequests:
 
     def left(self, connection: str) -> None:
         """It reads and writes no more."""
-        self._gone.discard(connection)
-        self._store.forget(connection)
+        with self._lock:
+            # It stays a holder until its end is seen: a question of it may be under way.
+            self._store.forget(connection)
 
     def gone(self, connection: str) -> None:
         """Its control connection has ended; it may read and write on."""
-        self._gone.add(connection)
 
     def tick(self, now_s: float) -> float:
-        """Look whether who is gone has ended."""
-        for connection in list(self._gone):
-            if self._writers.has_ended(connection):
-                self.left(connection)
-        return now_s + _CHECK_S if self._gone else math.inf
+        """Look who has ended."""
+        for connection in list(self._holders):
+            with self._lock:
+                if self._writers.has_ended(connection):
+                    self._holders.discard(connection)
+                    self._store.forget(connection)
+        return now_s + _CHECK_S
 
 
 class FarStore:
@@ -154,7 +205,8 @@ class FarStore:
         Raises:
             KvxferError: the store is gone, or does not answer.
         """
-        found = self._ask("find", keys)
+        peer = self._meet()
+        found = self._ask(peer, "find", keys)
         held = [
             (key, page, form)
             for key, page, form in zip(keys, found.pages, found.forms, strict=True)
@@ -166,10 +218,10 @@ class FarStore:
                 for key, far, form in held
                 if (near := take(key, form)) is not None
             ]
-            self._move(wanted, Op.GET)
+            self._move(peer, wanted, Op.GET)
         finally:
             # Not there any more means that the page may have been written while it was read.
-            ended = self._ask("end_read", [key for key, *_ in held]).pages
+            ended = self._ask(peer, "end_read", [key for key, *_ in held]).pages
         valid = {key for (key, *_), page in zip(held, ended, strict=True) if page == 0}
         return [key for key, *_ in wanted if key in valid]
 
@@ -180,7 +232,8 @@ class FarStore:
             KvxferError: the store is gone, or does not answer.
         """
         keys = [key for key, *_ in chunks]
-        pages = self._ask("reserve", keys, [form for *_, form in chunks]).pages
+        peer = self._meet()
+        pages = self._ask(peer, "reserve", keys, [form for *_, form in chunks]).pages
         wanted = [
             (key, near, far, form.num_bytes)
             for (key, near, form), far in zip(chunks, pages, strict=True)
@@ -188,11 +241,11 @@ class FarStore:
         ]
         names = [key for key, *_ in wanted]
         try:
-            self._move(wanted, Op.PUT)
-        except KvxferError:
-            self._ask("drop_write", names)
+            self._move(peer, wanted, Op.PUT)
+        except BaseException:
+            self._ask(peer, "drop_write", names)
             raise
-        return sum(page == 0 for page in self._ask("end_write", names).pages)
+        return sum(page == 0 for page in self._ask(peer, "end_write", names).pages)
 
     def has(self, keys: Sequence[str]) -> list[bool]:
         """Which chunks are there.
@@ -200,13 +253,13 @@ class FarStore:
         Raises:
             KvxferError: the store is gone, or does not answer.
         """
-        return [page == 0 for page in self._ask("has", keys).pages]
+        return [page == 0 for page in self._ask(self._meet(), "has", keys).pages]
 
     def close(self) -> None:
         """End what is in flight; may be called more than once."""
         self._lane.close()
 
-    def _move(self, pieces: Sequence[tuple[str, int, int, int]], op: Op) -> None:
+    def _move(self, peer: Peer, pieces: Sequence[tuple[str, int, int, int]], op: Op) -> None:
         if not pieces:
             return
         pages = Pages(
@@ -214,17 +267,32 @@ class FarStore:
             [far for _, _, far, _ in pieces],
             [num_bytes for *_, num_bytes in pieces],
         )
-        job = Job(lambda *far: self._pool.plan(pages, op, *far), len(pieces), op)
+        job = Job(
+            lambda *far: self._pool.plan(pages, op, *far),
+            len(pieces),
+            op,
+            granted_to=peer,  # with that connection they are let go of
+        )
         self._lane.submit(job)
         job.done.result()  # the lane ends every job: with the copy, or with its peer
 
-    def _ask(self, kind: str, keys: Sequence[str], forms: Sequence[Form] = ()) -> Tell:
+    def _meet(self) -> Peer:
+        """The connection of one exchange: what it takes is its own, and ends with it."""
+        self._require_answering()
+        return self._lane.connect()
+
+    def _ask(self, peer: Peer, kind: str, keys: Sequence[str], forms: Sequence[Form] = ()) -> Tell:
         if not keys:
             return Tell()
-        if kind in _BEGINNINGS:
-            self._require_answering()
-        who = self._lane.connect().connection
-        return self._call(Ask(kind, who, list(keys), list(forms)))  # type: ignore[arg-type]
+        try:
+            ask = Ask(kind, peer.connection, list(keys), list(forms))  # type: ignore[arg-type]
+            tell = self._call(ask)
+            _require_answer(tell, ask, self._url)
+        except KvxferError:
+            # What was taken, or was not given back for want of an answer, ends with the connection.
+            self._lane.distrust(peer)
+            raise
+        return tell
 
     def _greet(self) -> Hello:
         hello = self._call(Ask("hello", "")).hello
@@ -250,3 +318,15 @@ class FarStore:
                 f"no store answered at {self._url} within {self._timeout_s:g} s; start it, or "
                 "check the addresses of the peers"
             ) from error
+
+
+def _require_answer(tell: Tell, ask: Ask, url: str) -> None:
+    if tell.error:
+        raise PeerLost(f"the store at {url} refuses: {tell.error}")
+    wanted = len(ask.keys)
+    num_forms = len(tell.forms) if ask.kind == "find" else wanted
+    if (len(tell.pages), num_forms) != (wanted, wanted):
+        raise ProtocolMismatch(
+            f"the store at {url} answers {wanted} keys with {len(tell.pages)} pages and "
+            f"{len(tell.forms)} forms; run the same release on both sides"
+        )

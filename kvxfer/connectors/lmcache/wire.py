@@ -73,9 +73,15 @@ class NixlInitResponse(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks for pages: its connection to the receiver's endpoint."""
+    """Who asks for pages.
 
-    connection: _Text
+    Attributes:
+        connection: its own to the receiver's endpoint.
+        wait_s: how long it waits for them; 0 where it does not say.
+    """
+
+    connection: Annotated[str, Meta(min_length=1, max_length=4096)]
+    wait_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,5 +152,5 @@ def decode(data: bytes, kind: type[_Message]) -> _Message:
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:  # the latter where it is all brackets
         raise ProtocolMismatch(f"{len(data)} bytes are no such message: {error}") from error
