@@ -61,13 +61,17 @@ class Way:
         self.in_flight.append(transfer)
 
     def collect(self) -> None:
-        """Forget the transfers that have ended; raises what one of them ended with."""
+        """Forget the transfers that have ended; raises what one of them ended with.
+
+        What its link has given up and cannot end stays in flight in its place.
+        """
         while self.in_flight:
             transfer = self.in_flight[0]
             try:
                 ended = transfer.poll(0.0)
             except Exception:
-                self.in_flight.pop(0)
+                given_up = self.peer.link.given_up
+                self.in_flight[:1] = [] if given_up is None else [given_up]
                 raise
             if not ended:
                 return

@@ -149,6 +149,8 @@ class Link(Closing):
         copies_in_post: whether ``post`` itself copies, and returns once the bytes are there.
         num_threads: CPU threads of this side's copies; 0 where a GPU copies.
         slots: this side's staging slots; None where there are none.
+        given_up: what still moves, and may write, of a transfer whose ``post`` has raised: its
+            ``poll`` raises once it has ended. None where nothing does.
     """
 
     region_addresses: NDArray[np.uint64]
@@ -158,6 +160,7 @@ class Link(Closing):
     copies_in_post: ClassVar[bool] = False
     num_threads: int = 0
     slots: Slots | None = None
+    given_up: Transfer | None = None
 
     @abstractmethod
     def post(
@@ -184,6 +187,7 @@ class Link(Closing):
             InvalidUsage: an engine that this transport does not have, or that cannot run this plan
                 (the bulk kernel: unaligned; the copy engine: a conversion), or the link is closed.
             PeerLost: the peer is gone.
+            TransferTimeout: it copies in ``post`` and has stood still; see ``given_up``.
         """
 
     def require_open(self) -> None:
@@ -204,7 +208,12 @@ class Link(Closing):
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap the peer's regions; may be called more than once."""
+        """Unmap the peer's regions; may be called more than once.
+
+        Raises:
+            TransferTimeout: copies did not end; nothing was unmapped, and closing again waits
+                again.
+        """
 
 
 class Transport(ABC):

@@ -5,6 +5,7 @@ from kvxfer.memory import MemoryKind
 from kvxfer.transport import tuned
 from kvxfer.transport.base import Availability, Transport
 from kvxfer.transport.loopback import LoopbackTransport
+from kvxfer.transport.network_libraries import library_versions
 from kvxfer.transport.nixl import NixlTransport
 from kvxfer.transport.nvlink import NvlinkTransport
 from kvxfer.transport.shm import ShmTransport
@@ -30,8 +31,8 @@ def available_transports() -> dict[str, Availability]:
 def candidates(memory: MemoryKind, *, beyond_host: bool = False) -> tuple[str, ...]:
     """What `auto` may take between processes, fastest first; none of it was looked for here.
 
-    Within a host in the tuning profile's order, where it has one: to other hosts nothing was
-    measured.
+    Within a host in the tuning profile's order, where it has one and was measured with the
+    libraries that are here: to other hosts nothing was measured.
 
     Args:
         memory: of this side's cache.
@@ -44,7 +45,9 @@ def candidates(memory: MemoryKind, *, beyond_host: bool = False) -> tuple[str, .
         and kind.capabilities.cross_process
         and (kind.capabilities.crosses_hosts or not beyond_host)
     )
-    return able if beyond_host else tuned.order(memory.value, able)
+    if beyond_host:
+        return able
+    return tuned.order(memory.value, able, libraries=library_versions)
 
 
 def choose(memory: MemoryKind, *, beyond_host: bool = False) -> str:

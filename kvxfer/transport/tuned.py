@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +114,7 @@ class _Process:
         self._lock = threading.Lock()
         self._own: Loaded | None = None
         self._instead: Loaded | None = None
-        self._refused: set[str] = set()  # transports whose library is another one
+        self._refused: set[str] = set()  # transports and orders of another library
 
     def get(self) -> Loaded:
         with self._lock:
@@ -130,10 +130,10 @@ class _Process:
             old, self._instead = self._instead, instead
             return old
 
-    def is_new(self, transport: str) -> bool:
+    def is_new(self, refused: str) -> bool:
         with self._lock:
-            known = transport in self._refused
-            self._refused.add(transport)
+            known = refused in self._refused
+            self._refused.add(refused)
             return not known
 
 
@@ -188,12 +188,41 @@ def section(transport: str, memory: str, *, library: Callable[[], str] = str) ->
     return NO_SECTION
 
 
-def order(memory: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """``names`` by the profile's order of ``host`` or ``device`` memory; others come last."""
+def order(
+    memory: str, names: tuple[str, ...], *, libraries: Callable[[], Mapping[str, str]]
+) -> tuple[str, ...]:
+    """``names`` by the profile's order of ``host`` or ``device`` memory; others come last.
+
+    Args:
+        libraries: gives the versions of what carries transports, by their names; one that differs
+            refuses the order. It is not called where the order changes nothing.
+    """
     profile = in_use().profile
     fast = () if profile is None else profile.order.get(memory, ())  # type: ignore[call-overload]
     known = [name for name in fast if name in names]
-    return (*known, *(name for name in names if name not in known))
+    ordered = (*known, *(name for name in names if name not in known))
+    if profile is None or ordered == names:
+        return names
+    text = library_difference(profile, known, libraries())
+    if not text:
+        return ordered
+    if _PROCESS.is_new(f"order of {memory}"):
+        _log.warning("tuning profile: %s; `auto` goes by the default order; %s", text, _AGAIN)
+    return names
+
+
+def library_difference(profile: Profile, names: Iterable[str], own: Mapping[str, str]) -> str:
+    """The first of these transports whose library is another one here; empty where none is.
+
+    Args:
+        own: versions here, by transport.
+    """
+    measured = profile.fingerprint.libraries
+    for name in names:
+        pair = measured.get(name, ""), own.get(name, "")
+        if pair[0] != pair[1]:
+            return difference(name, *pair)
+    return ""
 
 
 def key_of(plan: CopyPlan) -> tuple[int, int]:

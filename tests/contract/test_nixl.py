@@ -60,11 +60,28 @@ def test_every_engine_moves_the_same_bytes(link_pair: LinkPair, name: str, engin
         pair.check_both(remote=expected, local=cache.copied(expected, cache.content(1), ids, ids))
 
 
+def open_side(transport: Transport | str, **options: Any) -> PeerHost:
+    host = PeerHost()
+    options |= {"layout": shape().fields, "num_blocks": 4, "num_arrays": 1, "seed": 1}
+    host.open(memory="private", transport=transport, **options)
+    return host
+
+
 def test_only_loopback_is_listened_on(pair: Pair) -> None:
     assert isinstance(pair.remote, ChildProcess)
     pair.peer.put([0], [1])
     assert listening_hosts(pair.remote.pid) == {"127.0.0.1"}
     assert listening_hosts(os.getpid()) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("bind_host", ["::1", "::ffff:127.0.0.1"])
+def test_every_way_to_write_loopback_is_of_one_network(pair: Pair, bind_host: str) -> None:
+    near = open_side("nixl", bind_host=bind_host)
+    try:
+        with near.endpoint.connect(pair.remote_opened["addresses"]) as peer:
+            peer.put([0], [1])
+    finally:
+        near.close()
 
 
 def test_100_connections_leave_nothing_on_either_side(pair: Pair) -> None:
@@ -123,13 +140,6 @@ def test_nixl_that_is_not_installed_is_a_reason() -> None:
         cwd="/",  # in a source tree Python would find a kvxfer/ without _core
     )
     assert "False NIXL" in found.stdout
-
-
-def open_side(transport: Transport) -> PeerHost:
-    host = PeerHost()
-    args: dict[str, Any] = {"layout": shape().fields, "num_blocks": 4, "num_arrays": 1, "seed": 1}
-    host.open(**args, memory="private", transport=transport)  # type: ignore[arg-type]
-    return host
 
 
 def test_a_plug_in_that_is_not_there_is_refused_by_name() -> None:

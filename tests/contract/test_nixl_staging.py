@@ -155,6 +155,32 @@ def test_this_sides_copies_end_before_a_failure_is_raised(
     assert sides.near.num_drained > 0
 
 
+def test_a_slot_that_the_peer_has_yet_to_empty_is_waited_for(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link: Any = sides.pair.peer.link
+    write, written = link._slots._write, []
+
+    def write_once(slot: Any) -> None:
+        if written:
+            raise CudaError("raised by the test")
+        written.append(slot.index)
+        write(slot)
+
+    sides.far.num_looks = NEVER
+    monkeypatch.setattr(link._slots, "_write", write_once)
+    with pytest.raises(CudaError, match="raised by the test"):
+        sides.move(Op.PUT)
+    given_up = link.given_up
+    assert given_up is not None
+    assert not given_up.poll(0.0)
+    sides.far.num_looks = 0
+    with pytest.raises(TransferFailed, match="was given up"):
+        given_up.wait()
+    assert sides.far.num_drained == 0
+    link.close()
+
+
 # Messages that no link of ours sends.
 
 

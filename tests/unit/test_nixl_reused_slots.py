@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from waiting import eventually
 
+from kvxfer.errors import PeerLost
 from kvxfer.memory.buffer import as_buffer
 from kvxfer.transport.board import Board, ProcessSpec
 from kvxfer.transport.nixl import server, wire
@@ -26,12 +27,16 @@ class StandIn:
         self.mail = Mailbox()
         self.sent: list[Message] = []
         self.registered: list[Range] = []
+        self.lost: set[str] = set()
 
     def pump(self) -> bool:
         return False
 
     def send(self, name: str, message: Message) -> None:
-        self.sent.append(message)
+        if name in self.lost:
+            raise PeerLost("it is not reached")
+        if message.connection != bytes(wire.ID_BYTES):
+            self.sent.append(message)
 
     def know(self, name: str, metadata: bytes, *, may_replace: bool) -> None:
         assert not may_replace
@@ -59,25 +64,25 @@ class Served:
         self.server = Server(self.agent, self.board, 1, "host", section)  # type: ignore[arg-type]
         self.server.add_region(as_buffer(self.page))
 
-    def ask(self, key: bytes, kind: Kind, expect: Kind, **fields: Any) -> Message:
+    def ask(
+        self, key: bytes, kind: Kind, expect: Kind, *, peer: str = "peer", **fields: Any
+    ) -> Message:
         self.agent.sent.clear()
-        self.agent.mail.put("peer", Message(key, kind, **fields))
+        self.agent.mail.put(peer, Message(key, kind, **fields))
         eventually(lambda: bool(self.agent.sent), f"{kind.name} is not answered")
         assert self.agent.sent[0].kind is expect
         return self.agent.sent[0]
 
+    def hello(self, slot: int) -> bytes:
+        process = ProcessSpec.own()
+        secret, metadata = self.server.secret, b"metadata"
+        hello = wire.Hello(wire.VERSION, secret, slot, process, "elsewhere", False, metadata)
+        return msgspec.msgpack.encode(hello)
+
     def enter(self, key: bytes) -> int:
         """Connect; where the slots are."""
-        hello = wire.Hello(
-            wire.VERSION,
-            self.server.secret,
-            self.board.take_slot(),
-            ProcessSpec.own(),
-            "elsewhere",
-            False,
-            b"metadata",
-        )
-        welcome = self.ask(key, Kind.HELLO, Kind.WELCOME, body=msgspec.msgpack.encode(hello))
+        body = self.hello(self.board.take_slot())
+        welcome = self.ask(key, Kind.HELLO, Kind.WELCOME, body=body)
         return wire.read_body(welcome, wire.Welcome).address
 
     def leave(self, key: bytes) -> None:
@@ -143,3 +148,23 @@ def test_who_was_refused_amid_a_transfer_may_still_write_there(served: Served) -
     served.ask(ONE, Kind.SCATTER, Kind.FAIL, number=1, slot=99)
     served.leave(ONE)
     assert served.num_registered == 0
+
+
+def test_a_slot_of_the_board_is_anothers_until_it_left_or_is_not_reached(served: Served) -> None:
+    slot = served.board.take_slot()
+    body = served.hello(slot)
+    served.ask(ONE, Kind.HELLO, Kind.WELCOME, body=body)
+    refused = served.ask(TWO, Kind.HELLO, Kind.FAIL, peer="other", body=body)
+    fail = wire.read_body(refused, wire.Fail)
+    assert fail.error == "PeerLost"  # who connects tries again
+    assert f"slot {slot} of the board is still another agent's" in fail.text
+    served.agent.lost.add("peer")
+    served.ask(TWO, Kind.HELLO, Kind.WELCOME, peer="other", body=body)
+    assert list(served.server._connections) == [TWO]
+
+
+def test_a_slot_of_the_board_whose_agent_left_is_free(served: Served) -> None:
+    body = served.hello(served.board.take_slot())
+    served.ask(ONE, Kind.HELLO, Kind.WELCOME, body=body)
+    served.leave(ONE)
+    served.ask(TWO, Kind.HELLO, Kind.WELCOME, peer="other", body=body)

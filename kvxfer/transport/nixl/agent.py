@@ -1,8 +1,11 @@
 """One NIXL agent of this process: its memory, the agents that it knows, and what they say."""
 
+import atexit
 import hashlib
+import os
 import threading
 import uuid
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,6 +17,7 @@ from kvxfer import _core
 from kvxfer.errors import NotAvailable, PeerLost, ProtocolMismatch, RegistrationError
 from kvxfer.transport.nixl.api import load_api
 from kvxfer.transport.nixl.memory import HOST_DEVICE, Range, Rows, segment_of
+from kvxfer.transport.nixl.prepared import Prepared, lost
 from kvxfer.transport.nixl.waiting import Mailbox
 from kvxfer.transport.nixl.wire import (
     ID_BYTES,
@@ -26,6 +30,8 @@ from kvxfer.transport.nixl.wire import (
 _OWN = "NIXL_INIT_AGENT"
 _PART_S = 0.05
 _PART_ROUNDS = 20
+_EXIT_S = 5.0
+_all: "weakref.WeakSet[Agent]" = weakref.WeakSet()
 
 
 class Agent:
@@ -58,6 +64,9 @@ class Agent:
         self._num_links: Counter[str] = Counter()
         self._memory: dict[Range, tuple[Any, int]] = {}
         config = api.nixl_agent_config(enable_prog_thread=False, backends=[])
+        self._pid = os.getpid()
+        self._is_barred = False
+        _all.add(self)
         with self._entered():
             self._agent: Any = self._start(api, config, params)
 
@@ -81,6 +90,8 @@ class Agent:
     def _entered(self) -> Iterator[None]:
         """The lock of the agent, and the GPU's context."""
         with self._lock:
+            if self._is_barred:
+                raise PeerLost("this process ends, and NIXL moves nothing more in it")
             if self._context is None:
                 yield
                 return
@@ -117,6 +128,8 @@ class Agent:
         Raises:
             RegistrationError: NIXL does not give it back.
         """
+        if self._is_barred:
+            return
         with self._entered():
             listed, count = self._memory.pop(memory)
             if count > 1:
@@ -213,6 +226,8 @@ class Agent:
 
     def forget(self, name: str) -> None:
         """Drop an agent that has ended: between two that go on, NIXL would keep sockets."""
+        if self._is_barred:
+            return
         with self._entered():
             if self._known.pop(name, None) is not None:
                 try:
@@ -226,7 +241,7 @@ class Agent:
         Raises:
             PeerLost: the other agent is gone.
         """
-        with self._entered(), _lost(name):
+        with self._entered(), lost(name):
             self._agent.send_notif(name, message.encode())
 
     # Reading.
@@ -249,7 +264,7 @@ class Agent:
         Raises:
             PeerLost: the agent is closed.
         """
-        if not self._lock.acquire(timeout=_PART_S):
+        if self._is_barred or not self._lock.acquire(timeout=_PART_S):
             return False
         try:
             if self._agent is None:
@@ -275,13 +290,13 @@ class Agent:
 
     # Transfers.
 
-    def prepare(self, op: str, near: Rows, name: str, far: Rows) -> "Prepared":
+    def prepare(self, op: str, near: Rows, name: str, far: Rows) -> Prepared:
         """A transfer between as many rows here as at the other agent, in their order.
 
         Raises:
             PeerLost: the other agent is gone, or holds no such memory.
         """
-        with self._entered(), _lost(name):
+        with self._entered(), lost(name):
             lists = (
                 self._agent.prep_xfer_dlist(_OWN, near.table(), near.segment, [self.backend]),
                 self._agent.prep_xfer_dlist(name, far.table(), far.segment, [self.backend]),
@@ -294,6 +309,8 @@ class Agent:
 
     def close(self) -> None:
         """Tell the others, and end; what was prepared must have been released."""
+        if self._is_barred:
+            return
         with self._entered():
             agent = self._agent
             if agent is None:
@@ -312,54 +329,18 @@ class Agent:
             self._memory.clear()
             self._agent = None
 
-
-class Prepared:
-    """A transfer that may be posted again and again, one at a time."""
-
-    def __init__(self, agent: Agent, name: str, handle: Any, lists: tuple[Any, Any]) -> None:
-        self._agent, self._name, self._handle, self._lists = agent, name, handle, lists
-        self._state = "DONE"
-
-    def post(self, message: Message | None = None) -> None:
-        """Start it; ``message`` arrives once the bytes are visible at the far side."""
-        with self._agent._entered(), _lost(self._name):
-            data = b"" if message is None else message.encode()
-            self._state = self._agent._agent.transfer(self._handle, data)
-        self._require_sound()
-
-    def poll(self) -> bool:
-        """Whether it has ended.
-
-        Raises:
-            PeerLost: it failed.
-        """
-        if self._state == "PROC":
-            with self._agent._entered(), _lost(self._name):
-                self._state = self._agent._agent.check_xfer_state(self._handle)
-            self._require_sound()
-        return self._state == "DONE"
-
-    def _require_sound(self) -> None:
-        if self._state not in ("PROC", "DONE"):
-            raise PeerLost(f"NIXL ended a transfer with {self._name} as {self._state}")
-
-    def release(self) -> bool:
-        """Give it back; False where NIXL still works on it, and its memory must stay."""
-        with self._agent._entered():
-            try:
-                self._agent._agent.release_xfer_handle(self._handle)
-                for one in self._lists:
-                    self._agent._agent.release_dlist_handle(one)
-            except Exception:
-                return False
-        return True
+    def bar(self) -> None:
+        """Let no thread into NIXL any more, once those that are in a call have ended it."""
+        if os.getpid() != self._pid:
+            return  # a forked child's threads are none of this agent's
+        has_lock = self._lock.acquire(timeout=_EXIT_S)
+        self._is_barred = True
+        if has_lock:
+            self._lock.release()
 
 
-@contextmanager
-def _lost(name: str) -> Iterator[None]:
-    try:
-        yield
-    except PeerLost:
-        raise
-    except Exception as error:  # NIXL's bindings have exceptions of their own
-        raise PeerLost(f"NIXL's agent {name} is not reached: {error}") from error
+@atexit.register
+def _bar_all() -> None:
+    """Python ends by killing daemon threads; amid a call of NIXL's that aborts the process."""
+    for agent in list(_all):
+        agent.bar()

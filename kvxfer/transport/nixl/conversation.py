@@ -50,13 +50,18 @@ class Far(NamedTuple):
 
 
 class Conversation:
-    """Messages to and from the server of a peer, with a deadline on each answer."""
+    """Messages to and from the server of a peer, with a deadline on each answer.
+
+    Attributes:
+        is_refused: the peer has said that it copies no more of the transfer under way.
+    """
 
     def __init__(self, agent: Agent, far: Far, stall_s: float) -> None:
         self._agent, self._far, self._stall_s = agent, far, stall_s
         self.key = secrets.token_bytes(wire.ID_BYTES)
         self._box = agent.open_box(self.key)
         self._has_parted = False
+        self.is_refused = False
 
     def send(self, kind: Kind, number: int = 0, body: bytes = b"") -> None:
         """Send a message."""
@@ -121,12 +126,13 @@ class Conversation:
             ProtocolMismatch: it is not what was expected.
         """
         if message.kind is Kind.PARTED:
-            self._has_parted = True
+            self._has_parted = self.is_refused = True
             raise PeerLost(
                 f"process {self._far.pid} has closed the cache of this link; connect again once "
                 "it serves another"
             )
         if message.kind is Kind.FAIL:
+            self.is_refused = True
             fail = wire.read_body(message, wire.Fail)
             kind = getattr(errors, fail.error, None)
             if not (isinstance(kind, type) and issubclass(kind, KvxferError)):

@@ -1,21 +1,30 @@
 """The side that posts."""
 
+import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import msgspec
 import numpy as np
 
-from kvxfer.errors import InvalidUsage, KvxferError, PeerLost, ProtocolMismatch, TransferTimeout
+from kvxfer.errors import (
+    InvalidUsage,
+    KvxferError,
+    PeerLost,
+    ProtocolMismatch,
+    TransferFailed,
+    TransferTimeout,
+)
 from kvxfer.layout import CopyPlan
 from kvxfer.layout.copy_plan import CopyBox
-from kvxfer.transport.base import Op
+from kvxfer.transport.base import Op, Transfer
 from kvxfer.transport.device_copy import default_num_sms
 from kvxfer.transport.network_link import Carried, NetworkLink
 from kvxfer.transport.nixl import pieces, wire
 from kvxfer.transport.nixl.agent import Agent
 from kvxfer.transport.nixl.conversation import Conversation, Far
 from kvxfer.transport.nixl.memory import Range, Rows
+from kvxfer.transport.nixl.prepared import Prepared
 from kvxfer.transport.nixl.reach import Reach
 from kvxfer.transport.nixl.slots import ABANDONED, Slots
 from kvxfer.transport.nixl.staging import SlotShape, Staging, place_of
@@ -30,6 +39,11 @@ _DEVICE_DIRECT_BYTES = _HOST_DIRECT_BYTES | {"auto": 1 << 20}
 _MAX_DESCRIPTORS = 16 << 10
 _MAX_POST_BYTES = 256 << 20
 _OPS = {Op.PUT: "WRITE", Op.GET: "READ"}
+# Given up in the middle, a link lets what is under way end first: a GPU's copies do so in
+# milliseconds, those to a peer that hangs do not.
+_SETTLE_S = 0.5
+_GO_ON_S = 5e-3  # of each look at one that was given up: NIXL goes on only meanwhile
+_LOOK_S = 1e-3
 
 
 class NixlLink(NetworkLink):
@@ -76,9 +90,10 @@ class NixlLink(NetworkLink):
         self._reach = reach
         self.direct_bytes = _DEVICE_DIRECT_BYTES if reach.name else _HOST_DIRECT_BYTES
         self.physical_limit_gb_per_s = reach.limit_gb_per_s
-        self._is_broken = self._is_closed = False
+        self._is_broken = self._has_left = self._is_closed = False
         self._talk = Conversation(agent, far, stall_s)
         self._slots: Slots | None = None
+        self._moving: Prepared | None = None  # of rows in place
         self.region_addresses = np.array([one.address for one in far.regions], np.uint64)
         self.region_bytes = [one.num_bytes for one in far.regions]
         self.path = f"nixl {agent.backend}" + (reach.name and f" by {reach.name}")
@@ -202,34 +217,104 @@ class NixlLink(NetworkLink):
                     Rows(side[at : at + count], box.run_bytes, device)
                     for side, device in zip(sides, devices, strict=True)
                 )
-                prepared = self._agent.prepare(_OPS[op], near, self._far.name, far)
-                try:
-                    prepared.post()
-                    self._talk.wait(prepared.poll)
-                finally:
-                    if not prepared.release():
-                        ABANDONED.append((prepared, self._undo.pop_all()))
+                moving = self._moving = self._agent.prepare(_OPS[op], near, self._far.name, far)
+                moving.post()
+                self._talk.wait(moving.poll)
+                self._release_moving()
+
+    def _release_moving(self) -> None:
+        moving, self._moving = self._moving, None
+        if moving is not None and not moving.release():
+            ABANDONED.append((moving, self._undo.pop_all()))
 
     # The end.
 
     def _break(self) -> None:
-        """End the connection; the link refuses from now on."""
+        """Refuse from now on, and leave the peer as soon as nothing moves any more."""
         if self._is_broken:
             return
         self._is_broken = True
+        if self._slots is not None:
+            self._slots.stop(self._stall_s)
+        if not self._settle(_SETTLE_S):
+            self.given_up = _GivenUp(self)
+            ABANDONED.append(self)  # also where nobody else keeps it
+
+    def _settle(self, timeout_s: float) -> bool:
+        """Wait until nothing moves any more, and leave the peer then.
+
+        Before that nothing is given back and nothing is told: NIXL writes also what it has
+        cancelled, and the peer would take its pages for free.
+        """
+        if self._has_left:
+            return True
+        end_s = time.monotonic() + timeout_s
+        while not self._is_settled():
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(_LOOK_S)
+        self._leave()
+        return True
+
+    def _is_settled(self) -> bool:
+        rows = self._moving is None or self._moving.is_settled()
+        slots = self._slots is None or self._slots.is_settled()
+        return rows and slots
+
+    def _leave(self) -> None:
+        self._has_left = True
+        self.given_up = None
+        if self in ABANDONED:
+            ABANDONED.remove(self)
+        self._release_moving()
         slots, self._slots = self._slots, None
-        is_over = slots is None or slots.close()
-        self._talk.leave(is_over=is_over)
+        self._talk.leave(is_over=slots is None or slots.close())
+
+    def is_over(self, timeout_s: float) -> bool:
+        """Wait until the peer's pages are written no more by a link that was given up."""
+        with self._lock:
+            if not self._settle(timeout_s) and not self._far.has_ended:
+                return False
+            self.given_up = None
+            return True
 
     def close(self) -> None:
-        """Refuse later transfers, wait for one that runs, and end the connection."""
+        """Refuse later transfers, wait for one that runs, and end the connection.
+
+        Raises:
+            TransferTimeout: one that was given up still moves; nothing was given back, and closing
+                again waits again.
+        """
         with self._lock:
             if self._is_closed:
                 return
-            self._is_closed = True
             self._break()
-            self._undo.close()
+            if self._settle(_SETTLE_S):
+                self._undo.close()
+            elif not self._far.has_ended:
+                raise TransferTimeout(
+                    f"a transfer with process {self._far.pid} was given up and has not ended; keep "
+                    "both sides' pages, and close again once the peer goes on or is gone"
+                )
+            self._is_closed = True
 
     def __del__(self) -> None:
         """A link that is dropped ends as one that is closed."""
-        self.close()
+        with suppress(TransferTimeout):  # only as Python ends: `ABANDONED` keeps it till then
+            self.close()
+
+
+class _GivenUp(Transfer):
+    """What a link was given up with, for as long as it moves; it delivers nothing."""
+
+    num_bytes = sequence = 0
+
+    def __init__(self, link: NixlLink) -> None:
+        self._link = link
+        self.actual_path = link.path
+
+    def poll(self, timeout_s: float) -> bool:
+        """Let it go on; raises once it has ended."""
+        if not self._link.is_over(max(timeout_s, _GO_ON_S)):
+            return False
+        raise TransferFailed(f"a transfer over {self.actual_path} was given up; send it again")

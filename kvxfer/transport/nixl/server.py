@@ -225,13 +225,26 @@ class Server:
         )
 
     def _take_over(self, slot: int, name: str) -> None:
-        """Make a slot of the board free of an agent's own earlier connection, and of no other."""
-        for key in [key for key, one in self._connections.items() if one.slot == slot]:
-            if self._connections[key].name != name:
-                raise NotAvailable(
-                    f"slot {slot} of the board is another peer's; connect on the control plane"
+        """Make a slot of the board free of an agent's own earlier connection, and of no other.
+
+        Only one whose agent is not reached any more goes too: it was closed and could not say so.
+        """
+        for key, one in list(self._connections.items()):
+            if one.slot != slot:
+                continue
+            if one.name != name and self._reaches(one.name):
+                raise PeerLost(
+                    f"slot {slot} of the board is still another agent's, which has not left; "
+                    "connect again on the control plane"
                 )
             self._drop(key)
+
+    def _reaches(self, name: str) -> bool:
+        try:
+            self._agent.send(name, Message(bytes(wire.ID_BYTES), Kind.LEAVE))  # no connection
+        except PeerLost:
+            return False
+        return True
 
     def _handle(self, connection: _Connection, message: Message) -> None:
         kind = message.kind

@@ -25,18 +25,15 @@ from kvxfer.layout import CopyPlan
 from kvxfer.layout.copy_plan import CopyBox
 from kvxfer.transport.base import Op
 from kvxfer.transport.nixl import pieces
-from kvxfer.transport.nixl.agent import Agent, Prepared
+from kvxfer.transport.nixl.agent import Agent
 from kvxfer.transport.nixl.conversation import Conversation, Far
 from kvxfer.transport.nixl.memory import Range, Rows
+from kvxfer.transport.nixl.prepared import Prepared
 from kvxfer.transport.nixl.staging import Staging
 from kvxfer.transport.nixl.wire import Kind, Message
 
 _MAX_PREPARED = 4  # lengths of pieces that a slot keeps a transfer for
-# Given up in the middle, a link lets what is under way end first: a GPU's copies do so in
-# milliseconds, those to a peer that hangs do not.
-_SETTLE_S = 0.5
-_LOOK_S = 1e-3
-# Of transfers that could not be ended: NIXL or a GPU may still write there.
+# Of transfers that have not ended: NIXL or a GPU may still write there.
 ABANDONED: list[object] = []
 
 
@@ -75,11 +72,13 @@ class _Slot:
         return found
 
     def is_settled(self) -> bool:
-        """Whether nothing moves, or what did has failed."""
-        try:
-            return self.moving is None or self.moving.poll()
-        except KvxferError:
-            return True
+        """Whether NIXL has ended what was posted, well or not."""
+        return self.moving is None or self.moving.is_settled()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether NIXL ended it without delivering."""
+        return self.moving is not None and self.moving.has_failed
 
     def release(self) -> bool:
         """Give all of them back; False where NIXL still works on one."""
@@ -101,6 +100,7 @@ class Slots:
         ]
         self._op = Op.PUT
         self._number = self._num_sms = 0
+        self._answers_end_s = 0.0
 
     def move(
         self, plan: CopyPlan, op: Op, boxes: Sequence[CopyBox], *, number: int, num_sms: int
@@ -190,26 +190,55 @@ class Slots:
         half = pieces.encode_half(slot.piece, source=kind is Kind.GATHER)
         return Message(self._talk.key, kind, slot.index, self._number, half)
 
+    # The end.
+
+    def stop(self, answers_s: float) -> None:
+        """End this side's copies, which touch pages, and move nothing more.
+
+        For ``answers_s`` the far side is waited for: it may be about to scatter what has arrived.
+        """
+        with contextlib.suppress(KvxferError):
+            self._staging.copies.close()
+        self._answers_end_s = time.monotonic() + answers_s
+
+    def is_settled(self) -> bool:
+        """Whether nothing moves any more: NIXL has ended all, and the far side is done with it."""
+        self._hear()
+        if not all([slot.is_settled() for slot in self._slots]):
+            return False
+        return (
+            not any(self._is_scattered(slot) for slot in self._slots)
+            or time.monotonic() >= self._answers_end_s
+        )
+
+    def _hear(self) -> None:
+        """Take answers to what was posted before :meth:`stop`."""
+        with contextlib.suppress(KvxferError):
+            self._agent.pump()
+            while (message := self._talk.take()) is not None:
+                self._talk.require_due(message, Kind.SLOT, self._number)
+                for slot in self._slots:
+                    slot.is_answered |= slot.index == message.slot
+
+    def _is_scattered(self, slot: _Slot) -> bool:
+        """Whether the far side may still scatter a slot, of which it says the end."""
+        is_given = self._op is Op.PUT and slot.stage is _Stage.MOVING and not slot.is_answered
+        return is_given and not self._talk.is_refused and not slot.has_failed
+
     def close(self) -> bool:
-        """Wait for this side's copies and give everything back.
+        """Give everything back, once it is settled.
 
         False where NIXL or the GPU may still use some of it, which is kept for good then.
         """
         is_over = False
         with contextlib.suppress(KvxferError):
-            self._staging.copies.close()  # before NIXL: they touch pages
-            self._settle()
+            self._staging.copies.close()  # where :meth:`stop` was in vain
             is_over = all([slot.release() for slot in self._slots])
             if is_over:
                 self._staging.close()
         if not is_over:
             ABANDONED.append((self._staging, self._slots))
         return is_over
-
-    def _settle(self) -> None:
-        end_s = time.monotonic() + _SETTLE_S
-        while not all([slot.is_settled() for slot in self._slots]) and time.monotonic() < end_s:
-            time.sleep(_LOOK_S)
 
 
 def _part(whole: Range, index: int, num_bytes: int) -> Range:

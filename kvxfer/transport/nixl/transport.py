@@ -79,7 +79,7 @@ class NixlTransport(Transport):
         self._backend, self._params = backend, None if params is None else dict(params)
         self._in_device = in_device
         self._stall_s, self._connect_s = stall_s, connect_s
-        self._bind_host = "127.0.0.1"
+        self._bind_host, self._is_loopback = "127.0.0.1", True
         self._board: Board | None = None
         self._agent: Agent | None = None
         self._num_users = 0  # exports and links
@@ -97,10 +97,7 @@ class NixlTransport(Transport):
 
     def serve(self, board: Board, bind_host: str) -> None:
         """Complete on ``board``; a loopback ``bind_host`` keeps UCX to the loopback device."""
-        try:
-            ipaddress.ip_address(bind_host)
-        except ValueError as error:
-            raise InvalidUsage(f"nixl takes a numeric address, not {bind_host!r}") from error
+        self._is_loopback = _is_loopback(bind_host)
         self._board = board
         self._bind_host = bind_host
 
@@ -229,10 +226,6 @@ class NixlTransport(Transport):
         rdma = device >= 0 and has_rdma() and not self._is_loopback
         return Side(uuid, rdma, ProcessSpec.own().pid_namespace)
 
-    @property
-    def _is_loopback(self) -> bool:
-        return ipaddress.ip_address(self._bind_host).is_loopback
-
     def _use_agent(self, device: int) -> Agent:
         with self._lock:
             if self._agent is None:
@@ -270,6 +263,16 @@ class NixlTransport(Transport):
                 f"{'is' if far.is_loopback else 'is not'} on loopback; bind both to addresses of "
                 "one network (Endpoint(bind_host=...))"
             )
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this host reaches the address, which may be an IPv4 one written as IPv6."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError as error:
+        raise InvalidUsage(f"nixl takes a numeric address, not {host!r}") from error
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
 
 
 def _section(device: int) -> Section:
