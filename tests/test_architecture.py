@@ -23,7 +23,7 @@ SUFFIXES = {".py", ".cpp", ".hpp", ".cu", ".cuh"}
 
 # Python rooms: what each may import of kvxfer, besides itself. An entry "room.module" allows that
 # module alone. `_core` is the native module; `facade` is the package's own lazy names.
-_BASE = {"closing", "errors", "units", "env", "whole_file"}
+_BASE = {"closing", "descriptors", "errors", "units", "env", "whole_file"}
 _TRANSPORT = _BASE | {"layout", "memory", "tuning"}
 _SESSION = _TRANSPORT | {"transport", "control"}
 _ENGINES = _SESSION | {"session", "connectors"}
@@ -32,6 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "__init__": {"layout", "memory", "transport", "session"},
     "__main__": {"cli"},
     "closing": set(),
+    "descriptors": set(),
     "whole_file": {"errors"},
     "errors": set(),
     "units": {"errors"},

@@ -8,13 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kvxfer import _core
 from kvxfer.closing import Closing
+from kvxfer.descriptors import low_limit_hint
 from kvxfer.errors import NotAvailable
 
 _START_S = 60.0
+_DEATH_S = 0.5
 _END_S = 10.0  # giving back gigabytes of GPU memory takes seconds
 
 
@@ -65,10 +68,7 @@ class Spawned(Closing):
         ready = select.select([stdout], [], [], max(0.0, end_s - time.monotonic()))[0]
         line = stdout.readline() if ready else ""
         if not line.startswith("{"):
-            raise NotAvailable(
-                f"the worker that was started here did not serve within {_START_S:g} s; see its "
-                "error above, if it has one"
-            )
+            raise NotAvailable(f"{self._why_silent()}; see its error above, if it has one")
         self._drain.start()
         addresses: dict[str, str] = json.loads(line)
         return addresses
@@ -86,6 +86,14 @@ class Spawned(Closing):
         if self._drain.ident is not None:
             self._drain.join()
         self._process.stdout.close()
+
+    def _why_silent(self) -> str:
+        """Of a worker that has not said its addresses."""
+        with suppress(subprocess.TimeoutExpired):  # its output ends before the kernel says why
+            code = self._process.wait(_DEATH_S)
+            ended = f"ended with status {code} before it served"
+            return f"the worker that was started here {ended}{low_limit_hint()}"
+        return f"the worker that was started here did not serve within {_START_S:g} s"
 
     def _read_on(self) -> None:
         """Its lines are not shown: what is wrong is told on its worker channel too."""

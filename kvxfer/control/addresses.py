@@ -3,6 +3,7 @@
 import ipaddress
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvxfer.errors import InvalidUsage, NotAvailable
@@ -68,15 +69,19 @@ def resolve_host(host: str) -> IpAddress:
     return min(addresses, key=lambda address: address.version)
 
 
-def parse_url(url: str) -> Resolved:
+def parse_url(url: str, find: Callable[[str], IpAddress] = resolve_host) -> Resolved:
     """Resolve the address of a peer.
+
+    Args:
+        url: ``tcp://host:port`` or ``host:port``.
+        find: looks up the host; a name may take as long as the resolver does.
 
     Raises:
         InvalidUsage: not ``tcp://host:port`` or ``host:port``, port out of range, or a wildcard
             host.
         NotAvailable: the host has no address.
     """
-    match = _ADDRESS.fullmatch(url)
+    match = _ADDRESS.fullmatch(url) if isinstance(url, str) else None
     if match is None:
         raise InvalidUsage(
             f"{url!r} is not an address; write tcp://host:port, with IPv6 as tcp://[::1]:port"
@@ -84,7 +89,7 @@ def parse_url(url: str) -> Resolved:
     port = int(match[3])
     if not 1 <= port <= 65535:
         raise InvalidUsage(f"port {port} of {url!r} is out of range; use 1 to 65535")
-    ip = resolve_host(match[1] or match[2])
+    ip = find(match[1] or match[2])
     if is_wildcard(ip):
         raise InvalidUsage(
             f"{url!r} names a wildcard, so it would reach this host and not the peer; "

@@ -22,6 +22,7 @@ from kvxfer.control.framing import decode, decoder_of, encode, encode_limit
 from kvxfer.control.key import SharedKey
 from kvxfer.control.messages import ErrorReply
 from kvxfer.control.replies import error_of
+from kvxfer.descriptors import limit_text
 from kvxfer.errors import ControlTimeout, KvxferError, NotAvailable, PeerLost, ProtocolMismatch
 
 # A server keeps 16 answers for a connection that does not read; with more calls at a time some
@@ -56,9 +57,13 @@ class Line:
         self._types: tuple[type[msgspec.Struct], ...] = (*types, ErrorReply)
         decoder_of(self._types)
         at = parse_url(address)
-        self.socket = _sockets.open_client(context, ipv6=at.is_ipv6, key=key)
-        self.events = ClientEvents(context, self.socket)
-        self.socket.connect(at.url)
+        with contextlib.ExitStack() as stack:  # whatever fails gives back what was opened
+            self.socket = _sockets.open_client(context, ipv6=at.is_ipv6, key=key)
+            stack.callback(self.socket.close, linger=0)
+            self.events = ClientEvents(context, self.socket)
+            stack.callback(self.events.close)
+            self.socket.connect(at.url)
+            stack.pop_all()
         self._nonce = os.urandom(8)
         self._counter = itertools.count(1)
         self._unsent: deque[_Call] = deque()
@@ -186,9 +191,14 @@ class Calls(Closing):
 
         Raises:
             InvalidUsage: a malformed address.
-            NotAvailable: its host has no address.
+            NotAvailable: its host has no address, or this process has no descriptor left.
         """
-        line = Line(self._context, address, reply_types, self._key)
+        try:
+            line = Line(self._context, address, reply_types, self._key)
+        except zmq.ZMQError as error:
+            raise NotAvailable(
+                f"no socket for {address}: {error}; {limit_text()}", error.errno or 0
+            ) from error
         self._lines.append(line)
         return line
 

@@ -19,8 +19,9 @@ MAX_GROUPS = 256  # as `KVLayout`
 MAX_FAILURES = 256
 MAX_INT = (1 << 63) - 1
 MAX_ERROR_CHARS = 4096
+MAX_REQUEST_ID_CHARS = 256
 
-RequestId = Annotated[str, Meta(min_length=1, max_length=256)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 Connection = Annotated[str, Meta(max_length=64)]  # as `InitRequest.incarnation`; empty: not said
 Count = Annotated[int, Meta(ge=0, le=MAX_INT)]

@@ -1,5 +1,6 @@
 """Pure arithmetic on KV caches: shapes, ranks, models, views and copy plans. numpy only."""
 
+from kvxfer.layout._checks import MAX_NUM_TOKENS
 from kvxfer.layout.block_ids import BlockIds
 from kvxfer.layout.block_map import BlockMap
 from kvxfer.layout.block_table import Blocks, BlockTable, BlockTables, as_tables
@@ -23,6 +24,7 @@ from kvxfer.layout.view import KVView, Strides
 __all__ = [
     "CATALOGUE",
     "DTYPE_BYTES",
+    "MAX_NUM_TOKENS",
     "BlockIds",
     "BlockMap",
     "BlockTable",

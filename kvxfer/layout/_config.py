@@ -24,6 +24,7 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _HEADS = ("num_attention_heads", "n_head")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _HIDDEN = ("hidden_size", "n_embd")
+_MAX_TOKENS = ("max_position_embeddings", "n_positions")
 
 # Some layers of these models keep a recurrent state, or share the KV of another layer.
 _UNCOVERED = (
@@ -50,6 +51,7 @@ class ShapeFields:
     head_dim: int
     kind: str
     windows: tuple[int, ...]
+    max_tokens: int | None
 
 
 def read_config(path: Path) -> Config:
@@ -99,6 +101,7 @@ def shape_fields(config: Config, *, source: str) -> ShapeFields:
         head_dim=_latent_dim(text, source) if is_mla else _head_dim(text, num_heads, source),
         kind="mla" if is_mla else "gqa",
         windows=_windows(text, num_layers, source),
+        max_tokens=_max_tokens(text),
     )
 
 
@@ -174,6 +177,14 @@ def _head_dim(config: Config, num_heads: int, source: str) -> int:
 def _latent_dim(config: Config, source: str) -> int:
     rank = _number(config, ("kv_lora_rank",), source)
     return rank + _number(config, ("qk_rope_head_dim",), source)
+
+
+def _max_tokens(config: Config) -> int | None:
+    """None where the config does not say it: it decides no byte of the cache."""
+    value = _first(config, _MAX_TOKENS)
+    if not isinstance(value, int) or not 1 < value <= _checks.MAX_DIMENSION:
+        return None
+    return value
 
 
 def _windows(config: Config, num_layers: int, source: str) -> tuple[int, ...]:

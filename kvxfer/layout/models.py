@@ -26,6 +26,8 @@ class ModelShape:
         kind: ``gqa`` for any attention with K and V heads, or ``mla``.
         windows: for each layer the tokens that it looks back, 0 = all of them; empty = no layer
             slides.
+        max_tokens: most tokens of a request, prompt and reply, as the model was trained or scaled
+            for; None = not known.
 
     Raises:
         InvalidUsage: a field is outside its limits.
@@ -39,6 +41,7 @@ class ModelShape:
     head_dim: int
     kind: Literal["gqa", "mla"] = "gqa"
     windows: tuple[int, ...] = ()
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "num_attention_heads", "num_kv_heads", "head_dim"):
@@ -49,6 +52,9 @@ class ModelShape:
             raise InvalidUsage(f"num_kv_heads is {self.num_kv_heads}; MLA has one latent, so use 1")
         windows = _checks.windows(self.windows, num_layers=self.num_layers)
         object.__setattr__(self, "windows", windows)
+        if self.max_tokens is not None:
+            max_tokens = _checks.dimension("max_tokens", self.max_tokens)
+            object.__setattr__(self, "max_tokens", max_tokens)
 
     @property
     def sliding_layers(self) -> int:
@@ -113,11 +119,36 @@ class ModelShape:
 
 # Source: the public config.json of each model.
 _MODELS = (
-    ModelShape("llama-3.1-8b", 32, num_attention_heads=32, num_kv_heads=8, head_dim=128),
-    ModelShape("llama-3.3-70b", 80, num_attention_heads=64, num_kv_heads=8, head_dim=128),
-    ModelShape("llama-3.1-405b", 126, num_attention_heads=128, num_kv_heads=8, head_dim=128),
-    ModelShape("qwen3-32b", 64, num_attention_heads=64, num_kv_heads=8, head_dim=128),
-    ModelShape("qwen2.5-7b", 28, num_attention_heads=28, num_kv_heads=4, head_dim=128),
+    ModelShape(
+        "llama-3.1-8b",
+        32,
+        num_attention_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        max_tokens=131_072,
+    ),
+    ModelShape(
+        "llama-3.3-70b",
+        80,
+        num_attention_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        max_tokens=131_072,
+    ),
+    ModelShape(
+        "llama-3.1-405b",
+        126,
+        num_attention_heads=128,
+        num_kv_heads=8,
+        head_dim=128,
+        max_tokens=131_072,
+    ),
+    ModelShape(
+        "qwen3-32b", 64, num_attention_heads=64, num_kv_heads=8, head_dim=128, max_tokens=40_960
+    ),
+    ModelShape(
+        "qwen2.5-7b", 28, num_attention_heads=28, num_kv_heads=4, head_dim=128, max_tokens=131_072
+    ),
     ModelShape(
         "gpt-oss-120b",
         36,
@@ -125,9 +156,16 @@ _MODELS = (
         num_kv_heads=8,
         head_dim=64,
         windows=(128, 0) * 18,
+        max_tokens=131_072,
     ),
     ModelShape(
-        "deepseek-v3", 61, num_attention_heads=128, num_kv_heads=1, head_dim=576, kind="mla"
+        "deepseek-v3",
+        61,
+        num_attention_heads=128,
+        num_kv_heads=1,
+        head_dim=576,
+        kind="mla",
+        max_tokens=163_840,
     ),
 )
 
@@ -174,6 +212,7 @@ def _from_config(path: Path) -> ModelShape:
             head_dim=found.head_dim,
             kind=cast(Literal["gqa", "mla"], found.kind),
             windows=found.windows,
+            max_tokens=found.max_tokens,
         )
     except InvalidUsage as error:
         raise InvalidUsage(f"{path}: {error}") from None

@@ -1,5 +1,6 @@
 """One request on its way to one rank."""
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -7,8 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvxfer.control import AbortRequest, CommitRequest, ReserveReply, ReserveRequest
+from kvxfer.control.messages import MAX_BLOCK_IDS
 from kvxfer.errors import (
     ControlTimeout,
+    InvalidUsage,
     KvxferError,
     NotAvailable,
     PeerLost,
@@ -27,6 +30,7 @@ from kvxfer.transport import Transfer
 if TYPE_CHECKING:
     from kvxfer.session.target import Target
 
+_log = logging.getLogger(__name__)
 _CALL_S = 1.0  # an unanswered call is made again after it, until the state's time is over
 # A peer that was met as another, or whose memory is another by now.
 GONE = (PeerLost, RegistrationError)
@@ -74,15 +78,26 @@ class Delivery:
         return min(self.machine.end_s, self._again_s)
 
     def feed(self, event: SendEvent, error: KvxferError | None = None) -> None:
-        """Something has happened."""
+        """Something has happened; an action that fails fails this delivery alone."""
         if error is not None and not self.is_terminal:
-            self.error = error
+            # What comes of a loss, such as the refusal of the same request again, is no news.
+            self.error = self.error or error if event is SendEvent.LOST else error
         action = self.machine.feed(event)
         if action:
-            getattr(self, f"_on_{action}")()
+            self._guard(getattr(self, f"_on_{action}"))
 
     def step(self, now_s: float) -> None:
         """Go on: what is in flight, what is ready, and what is late."""
+        self._guard(lambda: self._go_on(now_s))
+
+    def _guard(self, call: Callable[[], object]) -> None:
+        """Have an exception end this delivery, and not the thread that serves the others too."""
+        try:
+            call()
+        except Exception as error:
+            self.feed(SendEvent.ERROR, as_ours(error, f"request {self.request_id!r}"))
+
+    def _go_on(self, now_s: float) -> None:
         if self._shipment.given_up:
             self.feed(SendEvent.CANCEL)
         state = self.machine.state
@@ -102,10 +117,15 @@ class Delivery:
         self._again_s = float("inf")
         peer = self._peer = self._target.peer
         tokens = self._shipment.tokens
-        blocks = peer.view.shard.model.needed_blocks(tokens)
+        num_blocks = sum(map(len, peer.view.shard.model.needed_blocks(tokens)))
+        if num_blocks > MAX_BLOCK_IDS:
+            raise InvalidUsage(
+                f"request {self.request_id!r} takes {num_blocks} blocks at its receiver, the limit "
+                f"is {MAX_BLOCK_IDS}; send fewer tokens"
+            )
         request = ReserveRequest(
             request_id=self.request_id,
-            num_blocks=sum(map(len, blocks)),
+            num_blocks=num_blocks,
             epoch=peer.epoch,
             incarnation=peer.connection,
             tokens=(tokens.start, tokens.stop),
@@ -117,10 +137,16 @@ class Delivery:
         if answer.state == "wait":
             self._again_s = time.monotonic() + min(max(answer.retry_after_s, 0.001), 1.0)
         elif answer.state == "refused":
-            text = f"the receiver refused request {self.request_id!r}: {answer.reason}"
-            self.feed(SendEvent.ERROR, NotAvailable(text))
+            self.feed(SendEvent.ERROR, self._refused(answer.reason))
         else:
             self._granted(answer)
+
+    def _refused(self, reason: str) -> KvxferError:
+        """Of a request that is sent anew the first cause: a receiver that lives has ended it."""
+        text = f"the receiver refused request {self.request_id!r}: {reason}"
+        if self.error is None:
+            return NotAvailable(text)
+        return type(self.error)(f"{self.error}; sent anew, {text}")
 
     def _granted(self, answer: ReserveReply) -> None:
         try:
@@ -149,7 +175,7 @@ class Delivery:
             self._target.lose(error)
             return
         except Exception as error:
-            self.feed(SendEvent.ERROR, _as_ours(error, self.request_id))
+            self.feed(SendEvent.ERROR, as_ours(error, f"request {self.request_id!r}"))
             return
         if complete and not way.in_flight:
             # Whoever cancelled meanwhile may have used the blocks again before they were read.
@@ -172,7 +198,7 @@ class Delivery:
             try:
                 self._way.collect()
             except Exception as error:
-                self.error = self.error or _as_ours(error, self.request_id)
+                self.error = self.error or as_ours(error, f"request {self.request_id!r}")
         if not self.in_flight:
             self.feed(SendEvent.DRAINED)
 
@@ -232,7 +258,7 @@ class Delivery:
         """Ask the peer; without an answer again, until the state's time is over."""
         serial = self.machine.serial
 
-        def take(answer: msgspec.Struct | KvxferError) -> None:
+        def hear(answer: msgspec.Struct | KvxferError) -> None:
             if serial != self.machine.serial:
                 return  # of an earlier state
             if isinstance(answer, GONE):
@@ -248,10 +274,15 @@ class Delivery:
                 text = f"{type(message).__name__} was answered with {type(answer).__name__}"
                 self.feed(SendEvent.ERROR, ProtocolMismatch(text))
 
+        def take(answer: msgspec.Struct | KvxferError) -> None:
+            self._guard(lambda: hear(answer))
+
         self._target.call(message, _CALL_S, take)
 
 
-def _as_ours(error: Exception, request_id: str) -> KvxferError:
+def as_ours(error: Exception, what: str) -> KvxferError:
+    """``error`` as what a caller can be told of ``what``."""
     if isinstance(error, KvxferError):
         return error
-    return TransferFailed(f"request {request_id!r}: {type(error).__name__}: {error}")
+    _log.error("%s failed", what, exc_info=error)
+    return TransferFailed(f"{what}: {type(error).__name__}: {error}")

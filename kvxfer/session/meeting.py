@@ -1,12 +1,13 @@
 """How two endpoints meet, and part."""
 
+import errno
 import logging
 import socket
 from collections.abc import Mapping, Sequence
 
 from kvxfer.control import ControlClient, Done, InitRequest, LeaveRequest, SharedKey
 from kvxfer.control.addresses import is_loopback, parse_url
-from kvxfer.errors import InvalidUsage, KvxferError
+from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable
 from kvxfer.layout import Share, ToFp8
 from kvxfer.memory import KVCache
 from kvxfer.session.layouts import layout_spec, rank_spec
@@ -40,7 +41,7 @@ def is_of_this_host(address: str) -> bool:
 
     Raises:
         InvalidUsage: a malformed address.
-        NotAvailable: its host has no address.
+        NotAvailable: its host has no address, or that cannot be told, as without a free descriptor.
     """
     ip = parse_url(address).ip
     if is_loopback(ip):
@@ -49,8 +50,12 @@ def is_of_this_host(address: str) -> bool:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((str(ip), 0))
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return False
+        raise NotAvailable(
+            f"cannot tell whether {ip} is of this host: {error.strerror}", error.errno or 0
+        ) from error
     return True
 
 

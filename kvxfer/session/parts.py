@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.layout import Blocks, BlockTable, BlockTables, KVShard, as_tables
+from kvxfer.layout import MAX_NUM_TOKENS, Blocks, BlockTable, BlockTables, KVShard, as_tables
 from kvxfer.transport import StreamMark
 
 
@@ -37,11 +37,12 @@ class Parts:
         """None yet, of ``tokens`` of the layers of ``shard``.
 
         Raises:
-            InvalidUsage: tokens that are no range of step 1 from 0 or later on.
+            InvalidUsage: tokens that are no range of step 1 within 0 to `MAX_NUM_TOKENS`.
         """
-        if tokens.step != 1 or not 0 <= tokens.start <= tokens.stop:
+        if tokens.step != 1 or not 0 <= tokens.start <= tokens.stop <= MAX_NUM_TOKENS:
             raise InvalidUsage(
-                f"tokens {tokens} of request {request_id!r}; use a range of step 1, from 0 on"
+                f"tokens {tokens} of request {request_id!r}; use a range of step 1, from 0 on, "
+                f"that ends at {MAX_NUM_TOKENS} or before"
             )
         self._what = f"request {request_id!r}"
         self._shard = shard

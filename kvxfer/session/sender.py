@@ -4,8 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from kvxfer.closing import Closing
 from kvxfer.control import SharedKey
@@ -15,9 +14,10 @@ from kvxfer.errors import InvalidUsage, NotAvailable, TransferFailed
 from kvxfer.layout import Blocks, BlockTable, BlockTables, ToFp8
 from kvxfer.memory import KVCache, MemoryKind
 from kvxfer.session.connections import ConnectionNames
-from kvxfer.session.delivery import Delivery
+from kvxfer.session.delivery import Delivery, as_ours
 from kvxfer.session.endpoint import new_incarnation
-from kvxfer.session.meeting import require_addresses, require_scales
+from kvxfer.session.meeting import require_scales
+from kvxfer.session.orders import Addresses, looked_up, require_request_id
 from kvxfer.session.parts import Parts
 from kvxfer.session.send_handle import LayerHandle, SendHandle
 from kvxfer.session.shipment import Shipment
@@ -30,8 +30,6 @@ _IDLE_S = 3600.0
 # How soon a copy that a GPU runs is seen to have ended; the copy itself goes on meanwhile.
 _COPY_POLL_S = 0.0002
 _CLOSE_S = 2.0
-
-Addresses: TypeAlias = Mapping[str, str]
 
 
 class Sender(Closing):
@@ -119,9 +117,10 @@ class Sender(Closing):
         :meth:`SendHandle.finish` the request is committed.
 
         Args:
-            request_id: its name, which the receiver must not have met before. The ranks of this
-                side that share a request send it under one name.
-            to: ``addresses`` of the receiver, or of each of its ranks.
+            request_id: its name of 1 to 256 characters, which the receiver must not have met
+                before. The ranks of this side that share a request send it under one name.
+            to: ``addresses`` of the receiver, or of each of its ranks. A name is looked up in this
+                call, which waits for the resolver; numeric ones cost nothing.
             tokens: which tokens of the request are sent, a range of step 1.
             tuning: how to run the copies.
 
@@ -129,9 +128,10 @@ class Sender(Closing):
             What takes the parts, and what to wait for.
 
         Raises:
-            InvalidUsage: wrong addresses or tokens, a request of that name is on its way, or this
-                is closed.
-            NotAvailable: as many requests are on their way as may be; wait for some.
+            InvalidUsage: a wrong name, wrong addresses or tokens, a request of that name is on its
+                way, or this is closed.
+            NotAvailable: a host has no address, or as many requests are on their way as may be;
+                wait for some.
         """
         shipment, ranks = self._shipment(request_id, to, tokens, tuning)
         self._hand_in(shipment, ranks)
@@ -162,7 +162,7 @@ class Sender(Closing):
 
         Raises:
             InvalidUsage: as for :meth:`begin`, or the blocks do not hold the tokens.
-            NotAvailable: as many requests are on their way as may be; wait for some.
+            NotAvailable: as for :meth:`begin`.
         """
         table, wanted = self._table(blocks, tokens)
         shipment, ranks = self._shipment(request_id, to, wanted, tuning)
@@ -229,11 +229,8 @@ class Sender(Closing):
         tuning: Tuning | None,
     ) -> tuple[Shipment, Sequence[Addresses]]:
         self._cache.require_live()
-        ranks = [to] if isinstance(to, Mapping) else list(to)
-        for one in ranks:
-            require_addresses(one)
-        if len({(one["init"], one["alloc"]) for one in ranks}) != len(ranks) or not ranks:
-            raise InvalidUsage(f"{len(ranks)} ranks, none of them twice; pass at least one")
+        require_request_id(request_id)
+        ranks = looked_up(to)
         shipment = Shipment(
             request_id,
             Parts(request_id, self._cache.shard, tokens),
@@ -261,20 +258,24 @@ class Sender(Closing):
     # The thread.
 
     def _run(self) -> None:
+        reason = "the sender closes"
         try:
             while not self._closing:
                 self._turn()
-            self._wind_up()
-        except Exception as error:
+        except Exception as error:  # of no delivery and no target: those fail by themselves
             _log.exception("the sender's thread ends; nothing is sent any more")
-            self._fail_all(TransferFailed(f"the sender failed: {error!r}"))
+            reason = f"the sender failed: {error!r}"
+        with self._lock:
+            self._closing = True
+        try:
+            self._wind_up(reason)
+        except Exception:
+            _log.exception("the sender's thread ends before its peers have heard so")
         finally:
-            with self._lock:
-                self._closing = True
             for target in self._targets.values():
                 target.abandon()
             self._calls.close()
-            self._fail_all(TransferFailed("the sender was closed; its blocks may still be read"))
+            self._fail_all(TransferFailed(f"{reason}; its blocks may still be read: keep them"))
 
     def _turn(self, limit_s: float = _IDLE_S) -> None:
         while self._handed_in:
@@ -301,8 +302,8 @@ class Sender(Closing):
                         "a new id"
                     )
                 self._deliveries.append(Delivery(shipment, target, self._limits))
-            except (InvalidUsage, NotAvailable) as error:
-                shipment.end_rank(0, error)
+            except Exception as error:
+                shipment.end_rank(0, as_ours(error, f"request {shipment.request_id!r}"))
 
     def _target_at(self, addresses: Addresses) -> Target:
         key = (addresses["init"], addresses["alloc"])
@@ -327,21 +328,27 @@ class Sender(Closing):
             for request_id in [name for name, one in self._open.items() if one.done]:
                 del self._open[request_id]
 
-    def _wind_up(self) -> None:
+    def _wind_up(self, reason: str) -> None:
         with self._lock:
             shipments = list(self._open.values())
         for shipment in shipments:
-            shipment.give_up(f"request {shipment.request_id!r} was cancelled: the sender closes")
+            shipment.give_up(f"request {shipment.request_id!r} was cancelled: {reason}")
         end_s = time.monotonic() + self._limits.drain_s + self._limits.abort_s
         while (self._deliveries or self._handed_in) and time.monotonic() < end_s:
             self._turn(0.05)
         if self._deliveries:
             return
         for target in self._targets.values():
-            target.close()
+            self._close_target(target)
         end_s = time.monotonic() + _CLOSE_S / 4
         while self._calls.num_lines and time.monotonic() < end_s:
             self._calls.run(0.05)
+
+    def _close_target(self, target: Target) -> None:
+        try:
+            target.close()
+        except Exception:
+            _log.exception("%s has not heard that its sender leaves", target.address)
 
     def _fail_all(self, error: TransferFailed) -> None:
         with self._lock:

@@ -128,7 +128,8 @@ class SendLimits:
         drain_s: for copies in flight to end after a failure.
         abort_s: for the answer to abort.
         silent_s: for a sign of life of a receiver; there is one a second.
-        num_attempts: times that a request is sent anew because its peer was lost.
+        num_attempts: times that a request is sent in all where its peer is lost on the way. A
+            successor takes it; a peer that lived on has ended it if it knew it, and refuses it.
         num_requests: requests at a time; more are refused.
     """
 

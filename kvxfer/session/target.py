@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,7 +11,6 @@ from kvxfer.control import (
     Done,
     FailedRequests,
     InitReply,
-    LeaveRequest,
     ReserveReply,
     ReserveRequest,
     WatchRequest,
@@ -29,25 +27,23 @@ from kvxfer.errors import (
 from kvxfer.layout import ToFp8
 from kvxfer.memory import KVCache
 from kvxfer.session.connections import ConnectionNames
+from kvxfer.session.delivery import Delivery, as_ours
+from kvxfer.session.leaving import Leaving, end_of
 from kvxfer.session.meeting import init_request, offers_to
 from kvxfer.session.peer import Peer
 from kvxfer.session.poster import Poster
 from kvxfer.session.states import SendEvent
 from kvxfer.transport import Op, Transfer, Transports
 
-if TYPE_CHECKING:
-    from kvxfer.session.delivery import Delivery
-
 _log = logging.getLogger(__name__)
 _CALL_S = 1.0
 _PAUSE_S = 0.05  # between two tries to meet a peer that is not quite there
 _LOOK_S = 0.05  # how soon the end of a peer's process is seen
-_NUM_LEAVE_CALLS = 600
 Answer = msgspec.Struct | KvxferError
 
 
 class Target:
-    """One rank, by the addresses of its channels. All methods are of the sender's thread.
+    """One rank, by numeric addresses of its channels. All methods are of the sender's thread.
 
     Attributes:
         address: of its init channel.
@@ -84,6 +80,7 @@ class Target:
         self._users: dict[str, Delivery] = {}
         self._waiting: list[Delivery] = []
         self._owed: dict[str, list[Transfer]] = {}  # aborts that the peer has yet to hear
+        self._flying: list[Transfer] = []  # of deliveries that ended before their copies
         self._try_s = self._look_s = 0.0
 
     @property
@@ -118,14 +115,15 @@ class Target:
         """Whether a request of that name is on its way, or its abort is."""
         return request_id in self._users or request_id in self._owed
 
-    def want(self, delivery: "Delivery") -> None:
+    def want(self, delivery: Delivery) -> None:
         """Feed ``delivery`` with CONNECTED as soon as it can be."""
         self._users[delivery.request_id] = delivery
         self._waiting.append(delivery)
 
-    def forget(self, delivery: "Delivery") -> None:
+    def forget(self, delivery: Delivery) -> None:
         """A delivery has ended."""
         del self._users[delivery.request_id]
+        self._flying += delivery.in_flight
         if delivery in self._waiting:
             self._waiting.remove(delivery)
 
@@ -141,7 +139,7 @@ class Target:
         """Tell the peer of the end of a request once its copies have ended and it answers."""
         if not self.is_lost:
             self._owed[request_id] = in_flight
-            self._abort_owed(request_id)
+            self._guard(lambda: self._abort_owed(request_id))
 
     def lose(self, error: KvxferError) -> None:
         """The peer is gone: nothing is sent to it any more, and it is met anew if need be."""
@@ -157,12 +155,46 @@ class Target:
 
     def step(self, now_s: float) -> None:
         """Go on: watch the peer, drop one that is lost, meet one that is wanted."""
+        self._guard(lambda: self._go_on(now_s))
+
+    def close(self) -> None:
+        """Leave the peer; not one to which copies may still be in flight."""
+        alloc, self._alloc = self._alloc, None  # to leave by: another might not be had
+        self._close_lines()
+        self._end_init()
+        if self._peer is not None and not self._has_copies():
+            self._leave_peer(alloc)
+        elif alloc is not None:
+            self._calls.drop(alloc)
+
+    def abandon(self) -> None:
+        """Post nothing any more, though copies may be in flight."""
+        if self._poster is not None:
+            self._poster.close()
+            self._poster = None
+
+    def _guard(self, call: Callable[[], object]) -> None:
+        """Have an exception lose this peer, and not the thread that serves the others too.
+
+        It may pass, as a want of descriptors does: the peer is met anew while that is wanted.
+        """
+        try:
+            call()
+        except Exception as error:
+            self.last_error = as_ours(error, f"the connection to {self.address}")
+            self._end_init()
+            self._try_s = time.monotonic() + _PAUSE_S
+            self.lose(self.last_error)
+
+    def _guarded(self, on_answer: Callable[[Answer], None]) -> Callable[[Answer], None]:
+        return lambda answer: self._guard(lambda: on_answer(answer))
+
+    def _go_on(self, now_s: float) -> None:
         if self._peer is not None and not self.is_lost and now_s >= self._look_s + _LOOK_S:
             self._look_s = now_s
-            try:
-                self._peer.link.require_open()
-            except PeerLost as error:
-                self.lose(error)
+            end = end_of(self._peer)
+            if end is not None:
+                self.lose(end)
         for request_id in [name for name, flying in self._owed.items() if flying]:
             self._abort_owed(request_id)
         if self.is_lost and not self._has_copies():
@@ -174,28 +206,14 @@ class Target:
         elif self._peer is None and self._init is None and now_s >= self._try_s:
             self._ask_init()
 
-    def close(self) -> None:
-        """Leave the peer, of which nothing is in flight."""
-        self._close_lines()
-        self._end_init()
-        if self._peer is not None:
-            self._leave_peer()
-
-    def abandon(self) -> None:
-        """Post nothing any more, though copies may be in flight."""
-        if self._poster is not None:
-            self._poster.close()
-            self._poster = None
-
     # Meeting.
 
     def _ask_init(self) -> None:
         self._init = self._calls.open(self._addresses["init"], InitReply)
         name = self._names.propose(self.address)
         request = init_request(self._cache, self._offers.names, name, self._convert)
-        self._init.start(
-            request, deadline_s=_CALL_S, on_answer=lambda answer: self._met(name, answer)
-        )
+        met = self._guarded(lambda answer: self._met(name, answer))
+        self._init.start(request, deadline_s=_CALL_S, on_answer=met)
 
     def _met(self, name: str, answer: Answer) -> None:
         self._end_init()
@@ -220,19 +238,23 @@ class Target:
                 alloc_address=self._addresses["alloc"],
                 convert=self._convert,
             )
-        except PeerLost as error:
-            self.last_error = error
-            return
-        except NotAvailable as error:
-            self._offer_less(answer.transport, error)
-            return
         except Exception as error:
-            self._refuse(error if isinstance(error, KvxferError) else PeerLost(str(error)))
+            # The peer is not told, so that the next to ask for it may have the name, and its slot.
+            self._names.give_back(answer.incarnation, name)
+            self._not_mapped(answer.transport, error)
             return
         self.last_error = None
         self._poster = Poster(self._peer.link, self._calls.wake)
         self._open_lines()
         self._connected()
+
+    def _not_mapped(self, transport: str, error: Exception) -> None:
+        if isinstance(error, PeerLost):
+            self.last_error = error
+        elif isinstance(error, NotAvailable):
+            self._offer_less(transport, error)
+        else:
+            self._refuse(error if isinstance(error, KvxferError) else PeerLost(str(error)))
 
     def _offer_less(self, transport: str, error: NotAvailable) -> None:
         """What does not reach the peer is offered no more; the rest is, at once."""
@@ -274,9 +296,9 @@ class Target:
     def _watch_failures(self) -> None:
         """Hear of requests that the peer gives up while they are written."""
         assert self._watch is not None
-        self._watch.start(
-            WatchRequest(self.peer.connection), deadline_s=self._silent_s, on_answer=self._heard
-        )
+        request = WatchRequest(self.peer.connection)
+        heard = self._guarded(self._heard)
+        self._watch.start(request, deadline_s=self._silent_s, on_answer=heard)
 
     def _heard(self, answer: Answer) -> None:
         if isinstance(answer, FailedRequests):
@@ -298,20 +320,30 @@ class Target:
     # Leaving.
 
     def _has_copies(self) -> bool:
-        for transfers in self._owed.values():
+        for transfers in (self._flying, *self._owed.values()):
             transfers[:] = [one for one in transfers if not _has_ended(one)]
-        return any(self._owed.values()) or any(one.in_flight for one in self._users.values())
+        return (
+            bool(self._flying)
+            or any(self._owed.values())
+            or any(one.in_flight for one in self._users.values())
+        )
 
-    def _leave_peer(self) -> None:
+    def _leave_peer(self, line: Line | None = None) -> None:
         """Unmap the peer, and tell it so: it may live, and keep its pages until it knows."""
+        # First: without one it would never know, so `step` tries again.
+        line = line or self._calls.open(self._addresses["alloc"], Done)
         peer = self.peer
+        self.abandon()
+        try:
+            peer.unmap()
+        except BaseException:
+            self._calls.drop(line)  # what is mapped may be written to: it must not hear otherwise
+            raise
         self._peer = None
         self.is_lost = False
         self._owed.clear()
         self._try_s = 0.0
-        self.abandon()
-        peer.unmap()
-        Leaving(self._calls, self._addresses["alloc"], peer)
+        Leaving(self._calls, line, peer)
 
     def _abort_owed(self, request_id: str) -> None:
         transfers = self._owed.get(request_id)
@@ -328,46 +360,7 @@ class Target:
                 self._owed.pop(request_id, None)
 
         request = AbortRequest(request_id, self.peer.connection, reason="the sender gave it up")
-        self.call(request, _CALL_S, take)
-
-
-class Leaving:
-    """Tells a peer that a connection has unmapped it, until it answers or its process has ended."""
-
-    def __init__(self, calls: Calls, address: str, peer: Peer) -> None:
-        """Begin; it keeps itself alive by the call that is open."""
-        self._calls = calls
-        self._peer = peer
-        self._num_left = _NUM_LEAVE_CALLS
-        self._line = calls.open(address, Done)
-        self._ask()
-
-    def _ask(self) -> None:
-        if self._num_left == 0 or not self._peer_stands():
-            self._end()
-            return
-        self._num_left -= 1
-        self._line.start(
-            LeaveRequest(self._peer.connection), deadline_s=_CALL_S, on_answer=self._take
-        )
-
-    def _take(self, answer: Answer) -> None:
-        if isinstance(answer, ControlTimeout | PeerLost):
-            self._ask()
-        else:
-            self._end()
-
-    def _end(self) -> None:
-        self._calls.drop(self._line)
-        # Only now, so that the next connection of that name is not taken for the one that left.
-        self._peer.give_back_name()
-
-    def _peer_stands(self) -> bool:
-        try:
-            self._peer.link.require_open()
-        except PeerLost:
-            return False
-        return True
+        self.call(request, _CALL_S, self._guarded(take))
 
 
 def _has_ended(transfer: Transfer) -> bool:

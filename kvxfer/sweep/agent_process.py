@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from kvxfer.closing import Closing
+from kvxfer.descriptors import low_limit_hint
 from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, PeerLost
 from kvxfer.sweep.agent import RemoteAgent
 
@@ -89,7 +90,8 @@ class AgentProcess(Closing):
         """
         code = self._process.poll()
         if code is not None:
-            raise PeerLost(f"the peer process {self._process.pid} ended with status {code}")
+            pid = self._process.pid
+            raise PeerLost(f"the peer process {pid} ended with status {code}{low_limit_hint()}")
 
     def close(self) -> None:
         """End the child: by closing its input, and after five seconds by killing it.
@@ -135,7 +137,7 @@ class AgentProcess(Closing):
             code = self._process.wait(_DEATH_S)
             raise NotAvailable(
                 f"the peer process {self._process.pid} ended with status {code} before it was "
-                "ready; see its error above, if it has one"
+                f"ready{low_limit_hint()}; see its error above, if it has one"
             )
         raise NotAvailable(
             f"the peer process {self._process.pid} said {line!r} instead of its address within "

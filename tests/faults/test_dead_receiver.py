@@ -17,6 +17,8 @@ from session_sides import (
 )
 from waiting import eventually
 
+from kvxfer.errors import ControlTimeout
+
 BLOCKS = [3, 1, 7]
 
 
@@ -125,6 +127,29 @@ def test_a_stopped_receiver_fails_the_request_and_works_again_once_it_goes_on() 
             assert not notice["ok"]
         assert (notice["request_id"], notice["ok"]) == ("r-2", True)
         eventually(lambda: receiver.call("num_free") == 13, "blocks are missing")
+
+
+def test_a_receiver_that_stood_still_for_a_moment_is_named_as_the_cause() -> None:
+    with sides(child(), here()) as (receiver, sender):
+        assert isinstance(receiver, ChildProcess)
+        to = open_receiver(receiver)
+        open_sender(sender, limits={"silent_s": 0.5})
+        begin(sender, to)
+        wait_for_grant(receiver)
+        os.kill(receiver.pid, signal.SIGSTOP)
+        try:
+            eventually(lambda: _is_lost(sender), "its silence was not noticed")
+        finally:
+            os.kill(receiver.pid, signal.SIGCONT)
+        # It lives, so it has ended the request itself, and refuses its id.
+        with pytest.raises(ControlTimeout, match=r"WatchRequest .*sent anew, the receiver refused"):
+            sender.call("wait", request_id="r-1")
+        assert not receiver.call("notice")["ok"]
+
+
+def _is_lost(sender: RemotePeer) -> bool:
+    (target,) = sender.host.sender._targets.values()  # type: ignore[attr-defined]
+    return target.is_lost or target._peer is None
 
 
 def test_a_dead_receiver_fails_its_own_requests_alone() -> None:

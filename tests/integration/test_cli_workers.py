@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -15,7 +16,8 @@ from two_hosts import HOSTS, slow_down, start_on_host, two_hosts
 
 from kvxfer.cli.main import main
 from kvxfer.cli.serve import parse_ports
-from kvxfer.errors import InvalidUsage
+from kvxfer.cli.spawned import Spawned
+from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.transport import available_transports
 
 __all__ = ["two_hosts"]  # a fixture
@@ -98,6 +100,16 @@ def test_send_alone_starts_its_receiver(model: str, tmp_path: Path) -> None:
     assert result["checked"] is True
     assert result["num_requests"] == 5
     assert result["num_checked_bytes"] == 5 * result["request_bytes"]
+
+
+def test_a_worker_that_ends_at_once_is_not_said_to_be_late(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (12, 4096))
+    text = r"ended with status 2 before it served; it may open few files: RLIMIT_NOFILE is 12;"
+    with Spawned(["--no-such-option"]) as worker, pytest.raises(NotAvailable, match=text):
+        worker.read_addresses()
+    assert "--no-such-option" in capfd.readouterr().err
 
 
 # Two processes.

@@ -1,15 +1,25 @@
 """Many calls from one thread: answers, deadlines, and connections that end."""
 
+import errno
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from descriptors import few_descriptors
+from leaks import num_fds
+from waiting import eventually
 
 from kvxfer.control import CommitRequest, ControlServer, Deferred, Done, ReserveReply
 from kvxfer.control.calls import Calls, Line
-from kvxfer.errors import ControlTimeout, InvalidUsage, PeerLost, ProtocolMismatch
+from kvxfer.errors import (
+    ControlTimeout,
+    InvalidUsage,
+    NotAvailable,
+    PeerLost,
+    ProtocolMismatch,
+)
 
 GUARD_S = 10.0
 
@@ -156,3 +166,15 @@ def test_wrong_addresses_are_refused(calls: Calls) -> None:
     with pytest.raises(InvalidUsage, match="is not an address"):
         calls.open("http://127.0.0.1:80", Done)
     assert calls.num_lines == 0
+
+
+def test_a_line_for_which_descriptors_are_short_leaves_none_behind(calls: Calls) -> None:
+    calls.drop(calls.open("tcp://127.0.0.1:1", Done))  # with the context's own
+    before = num_fds()
+    for num_left in range(2):
+        with few_descriptors(num_left):
+            with pytest.raises(NotAvailable, match=r"Too many open files; RLIMIT_NOFILE is") as got:
+                calls.open("tcp://127.0.0.1:1", Done)
+            assert got.value.code == errno.EMFILE
+    assert calls.num_lines == 0
+    eventually(lambda: num_fds() == before, "sockets were left open")

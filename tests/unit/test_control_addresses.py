@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -185,6 +186,12 @@ def test_parse_url() -> None:
     assert (str(at.ip), at.port, at.is_ipv6, at.url) == ("::1", 80, True, "tcp://[::1]:80")
     assert parse_url("[::1]:80") == at
     assert parse_url("tcp://127.0.0.1:80") == Resolved(resolve_host("127.0.0.1"), 80)
+
+
+@pytest.mark.parametrize("address", [5, None, b"tcp://127.0.0.1:80"])
+def test_an_address_is_text(address: Any) -> None:
+    with pytest.raises(InvalidUsage, match="is not an address; write tcp://host:port"):
+        parse_url(address)
 
 
 def test_an_old_libzmq_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

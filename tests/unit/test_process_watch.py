@@ -1,15 +1,14 @@
 """Whether a process has ended, told from any that only looks so."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
+from descriptors import few_descriptors
 from leaks import num_fds
 
 from kvxfer import _core
@@ -133,20 +132,6 @@ def test_what_cannot_be_told_is_not_taken_for_the_end(
     identity = _core.process_identity(start(SLEEPS).pid)
     with few_descriptors(0), pytest.raises(NotAvailable, match=r"cannot tell.*Too many open"):
         _core.require_same_process(identity)
-
-
-@contextmanager
-def few_descriptors(num_left: int) -> Iterator[None]:
-    """A block in which this process can open so many files more."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    probes = [os.open("/dev/null", os.O_RDONLY) for _ in range(num_left + 1)]
-    for fd in probes:
-        os.close(fd)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(probes), limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_who_is_forked_off_is_somebody_else() -> None:
