@@ -49,6 +49,16 @@ def format_number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def format_gpus(count: int) -> str:
+    """1 GPU, 2 GPUs."""
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def format_share(share: float) -> str:
+    """0.9 as 90%, 0.999 as 99.9%: six figures, so that one that falls short is not rounded up."""
+    return f"{100.0 * share:g}%"
+
+
 def gb_per_s(num_bytes: int, seconds: float) -> float:
     """Rate in 1e9 bytes a second."""
     return num_bytes / seconds / 1e9

@@ -33,7 +33,7 @@ def print_result(
     *,
     width: int | None = None,
 ) -> None:
-    """Print what ``render`` does, and write the JSON to a file; with ``-`` print the JSON alone.
+    """Print what ``render`` does, then write the JSON to a file; with ``-`` print the JSON alone.
 
     Args:
         path: of ``--json``; None = it was not given.
@@ -47,6 +47,6 @@ def print_result(
     if path == _STDOUT:
         write(text() + "\n")
         return
+    show(render, width=width)
     if path is not None:
         write_file(path, text() + "\n")
-    show(render, width=width)

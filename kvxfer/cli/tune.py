@@ -12,13 +12,18 @@ from kvxfer.cli.lists import one_of, parse_list
 from kvxfer.cli.output import show, write
 from kvxfer.env import tuning_setting
 from kvxfer.errors import InvalidUsage, NotAvailable, ProfileRefused
-from kvxfer.report.export import require_writable
 from kvxfer.report.tune_table import print_profile
 from kvxfer.sweep.tune import TuneOptions, TuneRun
 from kvxfer.sweep.tune.plan import tunable
 from kvxfer.sweep.tune.run import fingerprint_here
 from kvxfer.transport import tuned
-from kvxfer.tuning import Profile, default_path, difference, read_profile, write_profile
+from kvxfer.tuning import (
+    Profile,
+    default_path,
+    read_profile,
+    require_profile_path,
+    write_profile,
+)
 
 _PIPE_COLUMNS = 160
 
@@ -55,14 +60,13 @@ def run(args: argparse.Namespace) -> int:
         _require_of_here(path, _read(path))
         write(f"{path} is of this machine\n")
         return 0
-    if path.parent.exists():
-        require_writable(str(path))
+    require_profile_path(path)
     names = () if args.transport is None else parse_list("--transport", args.transport, _name)
     tuning = TuneRun(TuneOptions(names, args.quick, shlex.join(["kvxfer", *sys.argv[1:]])))
     profile = _measure(tuning)
-    write_profile(path, profile)
     _print(profile)
     write("".join(f"{note}\n" for note in tuning.notes))
+    write_profile(path, profile)
     write(f"written to {path}\n")
     return 0
 
@@ -95,12 +99,10 @@ def _require_of_here(path: Path, profile: Profile) -> None:
         tuned.require_of_host(profile)
     except ProfileRefused as error:
         raise ProfileRefused(f"{path}: {error}") from error
-    own = fingerprint_here().libraries
-    used = {section.transport for section in profile.sections}
-    for name, theirs in profile.fingerprint.libraries.items():
-        if name in used and theirs != own.get(name, ""):
-            text = difference(name, theirs, own.get(name, ""))
-            raise ProfileRefused(f"{path}: {text}; run `kvxfer tune` again")
+    used = {section.transport for section in profile.sections}.union(*profile.order.values())
+    text = tuned.library_difference(profile, sorted(used), fingerprint_here().libraries)
+    if text:
+        raise ProfileRefused(f"{path}: {text}; run `kvxfer tune` again")
 
 
 def _measure(tuning: TuneRun) -> Profile:

@@ -43,10 +43,28 @@ class Answer:
         return len(self.gaps_s) + 1
 
 
+def address_of(url: str) -> tuple[str, int | None]:
+    """Host and port of ``http://HOST:PORT``; None where it names no port.
+
+    Raises:
+        InvalidUsage: it is nothing of the kind, or has a port above 65535.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")  # as the resolver does, which would raise no OSError
+    except ValueError as error:
+        raise InvalidUsage(f"{url!r} is no http://HOST:PORT: {error}") from error
+    if parts.scheme != "http" or not host:
+        raise InvalidUsage(f"{url!r} is no http://HOST:PORT")
+    return host, port
+
+
 def get(url: str, path: str, timeout_s: float) -> str:
     """The body of ``url + path``.
 
     Raises:
+        InvalidUsage: as :func:`address_of`.
         NotAvailable: nobody answers there in time.
         TransferFailed: it answered with another status than 200.
     """
@@ -58,7 +76,7 @@ def post(url: str, path: str, timeout_s: float) -> str:
     """What answers a POST of an empty object to ``url + path``.
 
     Raises:
-        NotAvailable, TransferFailed: as :func:`get`.
+        InvalidUsage, NotAvailable, TransferFailed: as :func:`get`.
     """
     with _Exchange("POST", url, path, {}, timeout_s) as exchange:
         return exchange.text()
@@ -72,6 +90,7 @@ def post_all(
     No threads: Ctrl-C would wait for each. ``timeout_s`` holds for each answer in its turn.
 
     Raises:
+        InvalidUsage: as :func:`address_of`.
         NotAvailable: nobody answers there in time.
         TransferFailed: it answered with another status than 200, or not with an object.
     """
@@ -109,8 +128,8 @@ def complete(
     ``timeout_s`` holds for each chunk, ``most_s`` for all of them.
 
     Raises:
-        NotAvailable, TransferFailed: as :func:`post_all`; or the stream was cut off, had no token,
-            or took longer than ``most_s``.
+        InvalidUsage, NotAvailable, TransferFailed: as :func:`post_all`; or the stream was cut off,
+            had no token, or took longer than ``most_s``.
     """
     start_s = time.perf_counter()
     texts: list[str] = []
@@ -165,12 +184,10 @@ class _Exchange:
     def __init__(
         self, method: str, url: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise InvalidUsage(f"{url!r} is no http://HOST:PORT")
+        host, port = address_of(url)
         self._where = f"{url}{path}"
         self._request = (method, path, None if body is None else json.dumps(body))
-        self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         self._response: http.client.HTTPResponse | None = None
 
     def response(self) -> http.client.HTTPResponse:

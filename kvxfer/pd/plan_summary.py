@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from kvxfer.pd.summary import PointSummary
 
+_ROUNDING = 1e-12  # of shares: 99.9 / 100 is a little more than 999 / 1000
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedPoint:
@@ -33,7 +35,7 @@ class PlannedPoint:
     def meets(self, attained: float) -> bool:
         """Whether at least that share of the requests, 0 to 1, met every objective."""
         goodput = self.summary.goodput
-        return goodput is not None and goodput.attained >= attained
+        return goodput is not None and goodput.attained >= attained * (1.0 - _ROUNDING)
 
 
 @dataclass(frozen=True, slots=True)

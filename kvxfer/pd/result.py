@@ -13,6 +13,7 @@ A point's own record is written last, so that a point is whole where that file i
 cut off goes on with the points that have none. Fields are only ever added within version 1.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, TypeVar
@@ -78,8 +79,7 @@ class PDSetup(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str = ""  # ISO 8601, UTC
 
     def __post_init__(self) -> None:
-        if _NAME.fullmatch(self.name) is None:
-            raise ValueError(f"the name {self.name!r} is not letters, digits and . _ + - (to 100)")
+        require_name(self.name)
 
     @property
     def num_devices(self) -> int:
@@ -127,19 +127,65 @@ class PDPoint(msgspec.Struct, frozen=True, kw_only=True):
         return "-".join(parts)
 
 
+def require_name(name: str) -> None:
+    """Check that a set-up's name may be a folder's.
+
+    Raises:
+        InvalidUsage: it may not; says what may.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise InvalidUsage(
+            f"set-up {name!r}: a name is up to 100 letters, digits and . _ + -, a letter or digit "
+            "first"
+        )
+
+
 def bench_path(folder: Path, point: PDPoint) -> Path:
     """Where the client's own JSON of a point lies in the folder of its set-up."""
     return folder / f"{point.stem}.json"
 
 
 def save_setup(folder: Path, setup: PDSetup) -> Path:
-    """Write ``setup.json`` into the set-up's folder, which is made where it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return _save(folder / SETUP_FILE, setup)
+    """Write ``setup.json`` into the set-up's folder, which is made where it is missing.
+
+    Raises:
+        InvalidUsage: it cannot be made or written.
+    """
+    return _save(make_folder(folder) / SETUP_FILE, setup)
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder where it is missing.
+
+    Raises:
+        InvalidUsage: it cannot be made, or not be written; names it and the cause.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidUsage(f"cannot make the folder {str(folder)!r}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise InvalidUsage(f"cannot write to the folder {str(folder)!r}: no permission")
+    return folder
+
+
+def require_folder(folder: Path) -> None:
+    """Check before engines start that a set-up's folder is there or can be made.
+
+    Its run's folder is made; itself only with its record, so that a set-up that fails leaves none.
+
+    Raises:
+        InvalidUsage: as :func:`make_folder`.
+    """
+    make_folder(folder if folder.exists() else folder.parent)
 
 
 def save_point(folder: Path, point: PDPoint) -> Path:
-    """Write a point's own record; call it last, when the client's JSON is complete."""
+    """Write a point's own record; call it last, when the client's JSON is complete.
+
+    Raises:
+        InvalidUsage: it cannot be written.
+    """
     return _save(folder / f"{point.stem}{POINT_SUFFIX}", point)
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 
-from kvxfer.errors import InvalidUsage
 from kvxfer.pd.experiment_result import ExperimentResult, Figure, Table
 from kvxfer.report.experiment_plots import draw_figure
 from kvxfer.report.experiment_words import cells, findings, header, is_text, sources
 from kvxfer.report.experiment_words import title as table_title
 from kvxfer.report.pd_page import CSS
+from kvxfer.whole_file import write_whole
 
 PAGE_FILE = "index.html"
 
@@ -23,14 +23,9 @@ def write_report(result: ExperimentResult, folder: Path) -> Path:
     """
     drawings = [(figure, draw_figure(figure)) for figure in result.figures]
     page = experiment_page(result, ((figure, one.svg()) for figure, one in drawings))
-    path = folder / PAGE_FILE
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-        for figure, drawing in drawings:
-            (folder / f"{figure.name}.png").write_bytes(drawing.png())
-    except OSError as error:
-        raise InvalidUsage(f"cannot write to {str(folder)!r}: {error.strerror}") from error
+    path = write_whole(folder / PAGE_FILE, page.encode(), make_folders=True)
+    for figure, drawing in drawings:
+        write_whole(folder / f"{figure.name}.png", drawing.png())
     return path
 
 

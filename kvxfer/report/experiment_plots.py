@@ -1,7 +1,8 @@
 """An experiment's figures, drawn: distributions as a benchmark's are, curves and stacked bars.
 
 A line carries its label at its end, or one key stands below all panels of a figure, and keeps its
-colour in all of them. What is simulated or computed is dashed, what was measured is not.
+colour in all of them; a lone point has its label beside it then too. What is simulated or computed
+is dashed, what was measured is not.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvxfer.pd.experiment_result import Axis, Bars, Curves, Distributions, Figure, How, Panel
+from kvxfer.pd.experiment_result import Axis, Bars, Curve, Curves, Distributions, Figure, How, Panel
 from kvxfer.pd.summary import Distribution
 from kvxfer.report import pd_cdf
 from kvxfer.report.pd_plots import SETUP_COLOURS, shades
@@ -105,31 +106,43 @@ def _draw(
 
 def _key_lines(panels: Sequence[Panel], colours: _Colours) -> list[pd_cdf.Line]:
     empty = Distribution(np.empty(0))
-    dashed = {
-        one.label
+    curves = [
+        (curve, _has_markers(panel))
         for panel in panels
-        if not isinstance(panel, Bars)
-        for one in panel.series
-        if _is_dashed(one.how)
-    }
+        if isinstance(panel, Curves)
+        for curve in panel.series
+    ]
+    dashed = {curve.label for curve, _ in curves if _is_dashed(curve.how)}
+    marked = {curve.label for curve, has_markers in curves if has_markers}
+    points = {curve.label for curve, _ in curves if len(curve.x) == 1}
     return [
-        pd_cdf.Line(label, colour, empty, dashed=label in dashed)
+        pd_cdf.Line(
+            label,
+            colour,
+            empty,
+            dashed=label in dashed,
+            marked=label in marked,
+            joined=label not in points,
+        )
         for label, colour in colours.items()
     ]
 
 
+def _has_markers(panel: Curves) -> bool:
+    return all(len(curve.x) <= _MAX_MARKERS for curve in panel.series)
+
+
 def _draw_curves(axes: Any, panel: Curves, colours: _Colours, labelled: bool) -> None:
     count = len(panel.series)
-    has_markers = all(len(curve.x) <= _MAX_MARKERS for curve in panel.series)
     for at, curve in reversed(list(enumerate(panel.series))):
         axes.plot(
             curve.x,
             curve.y,
             color=colours[curve.label],
             linestyle=_DASHES if _is_dashed(curve.how) else "solid",
-            marker="o" if has_markers else None,
-            markersize=4,
-            linewidth=1.5 + 1.5 * at / count,  # lines that coincide show beside each other
+            marker="o" if _has_markers(panel) else None,
+            markersize=4 + 5 * at / count,  # what coincides shows beside each other
+            linewidth=1.5 + 1.5 * at / count,
         )
     for limit in panel.limits:
         axes.axhline(limit.y, color=_LIMIT, linewidth=1, linestyle=":")
@@ -147,6 +160,8 @@ def _draw_curves(axes: Any, panel: Curves, colours: _Colours, labelled: bool) ->
     axes.grid(color="#e2e2e2", linewidth=0.8)
     if labelled:
         _label_curves(axes, panel, colours)
+    else:
+        _label_points(axes, panel, colours)
 
 
 def _scale(axes: Any, name: str, axis: Axis, values: Sequence[float]) -> None:
@@ -171,34 +186,58 @@ def _tick(value: float) -> str:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
+    if high / low < 10:  # 1, 2, 5 would be two of them
+        locator = import_module("matplotlib.ticker").MaxNLocator(8, steps=[1, 2, 5, 10])
+        return [float(value) for value in locator.tick_values(low, high) if low <= value <= high]
     steps = (1, 2, 5) if high / low < 200 else (1, 3) if high / low < 2000 else (1,)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = (step * 10.0**decade for decade in decades for step in steps)
     return [value for value in every if low <= value <= high]
 
 
+def _label_points(axes: Any, panel: Curves, colours: _Colours) -> None:
+    """The label of each lone point beside it, apart from those of others."""
+    found = [(_end(axes, curve), curve.label) for curve in panel.series if len(curve.x) == 1]
+    found.sort(key=lambda pair: pair[0][1])
+    places = pd_cdf.apart([y for (_, y), _ in found], _LEAST_APART)
+    for ((x, y), label), place in zip(found, places, strict=True):
+        beside = x + 0.04 if x < 0.7 else x - 0.04
+        _label(axes, label, (x, y), (beside, place), colours[label])
+
+
 def _label_curves(axes: Any, panel: Curves, colours: _Colours) -> None:
     """Each label right of the panel, at the height where its line ends."""
-    to_fraction = axes.transData + axes.transAxes.inverted()
-    ends = [
-        (float(to_fraction.transform((curve.x[-1], curve.y[-1]))[1]), curve)
-        for curve in panel.series
-    ]
-    ends.sort(key=lambda pair: pair[0])
-    places = pd_cdf.apart([at for at, _ in ends], _LEAST_APART)
-    for (at, curve), place in zip(ends, places, strict=True):
-        x = float(to_fraction.transform((curve.x[-1], curve.y[-1]))[0])
-        axes.annotate(
-            curve.label,
-            xy=(x, at),
-            xytext=(1.03, place),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            va="center",
-            color=colours[curve.label],
-            fontweight="bold",
-            arrowprops={"arrowstyle": "-", "color": colours[curve.label], "linewidth": 0.7},
-        )
+    ends = [(_end(axes, curve), curve.label) for curve in panel.series]
+    ends.sort(key=lambda pair: pair[0][1])
+    places = pd_cdf.apart([y for (_, y), _ in ends], _LEAST_APART)
+    for (end, label), place in zip(ends, places, strict=True):
+        _label(axes, label, end, (1.03, place), colours[label])
+
+
+def _end(axes: Any, curve: Curve) -> tuple[float, float]:
+    """Where a line ends, as shares of the panel."""
+    to_share = axes.transData + axes.transAxes.inverted()
+    x, y = to_share.transform((curve.x[-1], curve.y[-1]))
+    return float(x), float(y)
+
+
+def _label(
+    axes: Any, text: str, of: tuple[float, float], place: tuple[float, float], colour: str
+) -> None:
+    """A label, joined by a stroke to what it is of; both places as shares of the panel."""
+    axes.annotate(
+        text,
+        xy=of,
+        xytext=place,
+        xycoords="axes fraction",
+        textcoords="axes fraction",
+        ha="left" if place[0] > of[0] else "right",
+        va="center",
+        color=colour,
+        fontweight="bold",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # a line may pass behind
+        arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7},
+    )
 
 
 def _draw_bars(axes: Any, panel: Bars, colours: _Colours, labelled: bool) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from kvxfer.errors import InvalidUsage
 from kvxfer.report.sweep_table import TEXT_COLUMNS, remarks, table_of
 from kvxfer.sweep.result import SweepReport
+from kvxfer.whole_file import write_whole
 
 _NESTED = ("gb_per_s", "latency_us", "plan_us", "post_us")
 
@@ -52,12 +53,15 @@ def require_writable(path: str) -> None:
         raise InvalidUsage("cannot write '': name a file")
     if path == "-":
         raise InvalidUsage("cannot write '-': the table is on standard output; name a file")
-    target = Path(path)
+    target = _target(path)
     if target.is_dir():
         raise InvalidUsage(f"cannot write {path!r}: it is a folder; name a file")
     if not target.parent.is_dir():
         raise InvalidUsage(f"cannot write {path!r}: there is no folder {str(target.parent)!r}")
-    if not os.access(target if target.exists() else target.parent, os.W_OK):
+    written = [target] if target.exists() else []
+    if not _is_stream(target):
+        written.append(target.parent)
+    if not all(os.access(one, os.W_OK) for one in written):
         raise InvalidUsage(f"cannot write {path!r}: no permission")
 
 
@@ -69,22 +73,38 @@ def require_different(paths: Sequence[str]) -> None:
     """
     seen: set[Path] = set()
     for path in paths:
-        target = Path(path).resolve()
+        target = _target(path)
         if target in seen:
             raise InvalidUsage(f"{path!r} is given for two outputs; name a file for each")
         seen.add(target)
 
 
-def write_file(path: str, text: str) -> None:
-    """Write ``text`` to ``path``.
+def write_file(path: str, content: str | bytes) -> None:
+    """Write ``content`` whole or not at all: what was at ``path`` stays where it does not fit.
+
+    A pipe or a device is written as it is; of a link the file that it leads to is replaced.
 
     Raises:
         InvalidUsage: it cannot be written; names the path and the cause.
     """
+    data = content.encode() if isinstance(content, str) else content
+    target = _target(path)
+    if not _is_stream(target):
+        write_whole(target, data)
+        return
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        target.write_bytes(data)
     except OSError as error:
         raise InvalidUsage(f"cannot write {path!r}: {error.strerror}") from error
+
+
+def _target(path: str) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _is_stream(target: Path) -> bool:
+    """Whether it is a pipe or a device, which holds nothing that could be lost."""
+    return target.exists() and not target.is_file()
 
 
 def _line(cells: "list[str] | tuple[str, ...]") -> str:

@@ -42,12 +42,17 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One distribution; ``label`` stands where it leaves the panel."""
+    """One distribution; ``label`` stands where it leaves the panel.
+
+    ``marked``: its points are dots; ``joined``: and a line goes through them. Both are for a key.
+    """
 
     label: str
     colour: str
     distribution: Distribution
     dashed: bool = False
+    marked: bool = False
+    joined: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +168,9 @@ def _scale(panels: Sequence[Panel], axis: str) -> _Scale:
     low, high = (float(of([of(x) for x, _ in curves])) for of in (np.min, np.max))
     if high / max(low, 1e-3) > _LOG_FROM:
         return _Scale(max(low, 1e-3) * 0.85, high * 1.2)
-    room = 0.06 * (high - low) or 0.1 * high or 1.0
-    return _Scale(max(0.0, low - room), high + room)
+    # Times that are equal but for rounding are one line in the middle, not a staircase.
+    room = max(0.06 * (high - low), 0.02 * high) or 1.0
+    return _Scale(low - room, high + room)
 
 
 def _decades(panel: Panel) -> int:
@@ -208,7 +214,7 @@ def _draw_panel(axes: Any, panel: Panel, scale: _Scale) -> None:
     axes.set_xscale("log" if scale.is_log else "linear")
     axes.set_xlim(scale.low, scale.high)
     axes.set_ylim(heights[0], heights[-1])
-    ticks = [tick for tick in scale.ticks() if scale.low <= tick <= scale.high]
+    ticks = [tick for tick in scale.ticks() if max(0.0, scale.low) <= tick <= scale.high]
     axes.set_xticks(ticks, [format_ms(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel(panel.axis)
@@ -267,7 +273,14 @@ def draw_key(figure: Any, lines: Sequence[Line]) -> None:
     """A key of the lines below all panels of a figure of matplotlib."""
     line_2d = import_module("matplotlib.lines").Line2D
     handles = [
-        line_2d([], [], color=line.colour, linewidth=2, linestyle="--" if line.dashed else "-")
+        line_2d(
+            [],
+            [],
+            color=line.colour,
+            linewidth=2,
+            linestyle="none" if not line.joined else "--" if line.dashed else "-",
+            marker="o" if line.marked else None,
+        )
         for line in lines
     ]
     longest = max(len(line.label) for line in lines)
@@ -276,6 +289,7 @@ def draw_key(figure: Any, lines: Sequence[Line]) -> None:
         [line.label for line in lines],
         loc="outside lower left",
         frameon=False,
+        handlelength=4 if any(line.marked for line in lines) else 2,  # dashes show beside a dot
         ncols=max(1, min(len(lines), _KEY_CHARS // longest)),
     )
     for text, line in zip(key.get_texts(), lines, strict=True):

@@ -5,11 +5,11 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from kvxfer.errors import InvalidUsage
 from kvxfer.pd.summary import Load, RunSummary
 from kvxfer.report.pd_figures import DEFAULT_PERCENTILES, Row, rows_of
 from kvxfer.report.pd_plots import Plot
 from kvxfer.report.pd_words import LEGEND, findings_of, sentences, setup_lines
+from kvxfer.whole_file import write_whole
 
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1180px; margin: 2rem auto;
@@ -59,14 +59,10 @@ def write_pictures(drawings: Sequence[Plot], folder: Path) -> list[Path]:
     Raises:
         InvalidUsage: the folder cannot be made or written.
     """
-    paths = [folder / f"{plot.name}.png" for plot in drawings]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, plot in zip(paths, drawings, strict=True):
-            path.write_bytes(plot.drawing.png())
-    except OSError as error:
-        raise InvalidUsage(f"cannot write to {str(folder)!r}: {error.strerror}") from error
-    return paths
+    return [
+        write_whole(folder / f"{plot.name}.png", plot.drawing.png(), make_folders=True)
+        for plot in drawings
+    ]
 
 
 def _findings(run: RunSummary, *, serious: bool) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from kvxfer.pd.plan_summary import Candidate, Plan, PlannedPoint, ValidatedPoint
 from kvxfer.pd.summary import Distribution, PointSummary
 from kvxfer.report.pd_words import UNRESOLVED, format_ms
+from kvxfer.units import format_gpus, format_share
 
 EXTRAPOLATED = "*"
 LEGEND = (
@@ -37,7 +38,8 @@ def row_of(plan: Plan, one: Candidate, at: int) -> list[str]:
     name = one.name + (EXTRAPOLATED if point.extrapolated else "")
     cells = [name, str(one.num_gpus), *times, f"{summary.requests_per_s:.3g}"]
     if summary.goodput is not None:
-        cells += [f"{summary.goodput.attained:.0%}", f"{summary.goodput.requests_per_s:.3g}"]
+        good = summary.goodput
+        cells += [format_share(good.attained), f"{good.requests_per_s:.3g}"]
     return [*cells, f"{point.busy:.0%}"]
 
 
@@ -58,9 +60,8 @@ def sentences(plan: Plan) -> Iterator[str]:
     if choice is None:
         yield "Nothing is recommended: give objectives with --slo to have one set-up chosen."
         return
-    plural = "" if choice.num_gpus == 1 else "s"
     start = "Take" if choice.meets else "Nothing meets the objectives; closest:"
-    yield f"{start} {choice.name} ({choice.num_gpus} GPU{plural}): {choice.reason}"
+    yield f"{start} {choice.name} ({format_gpus(choice.num_gpus)}): {choice.reason}"
     yield from choice.changes
 
 
@@ -85,7 +86,8 @@ def facts(plan: Plan) -> list[str]:
     lines = [f"engine: {plan.engine}", f"transfers: {plan.transfer or 'taken as free'}"]
     if plan.objectives:
         wanted = " and ".join(plan.objectives)
-        lines.append(f"good: a request with {wanted}; wanted for {plan.attained:.0%} of them")
+        share = format_share(plan.attained)
+        lines.append(f"good: a request with {wanted}; wanted for {share} of them")
     return lines
 
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from pathlib import Path
 
-from kvxfer.errors import InvalidUsage
 from kvxfer.pd.plan_summary import Candidate, Plan
+from kvxfer.report.export import write_file
 from kvxfer.report.pd_cdf import Drawing, draw, require_matplotlib
 from kvxfer.report.pd_page import CSS
 from kvxfer.report.pd_plots import MAX_LINES, side_by_side
@@ -18,6 +17,7 @@ from kvxfer.report.planner_figures import (
     sentences,
     shown,
 )
+from kvxfer.units import format_gpus
 
 
 def plan_page(plan: Plan) -> str:
@@ -53,11 +53,7 @@ def plan_picture(plan: Plan, path: str) -> None:
         NotAvailable: matplotlib is not installed.
         InvalidUsage: the file cannot be written.
     """
-    picture = drawing_of(plan, len(plan.loads) - 1).png()
-    try:
-        Path(path).write_bytes(picture)
-    except OSError as error:
-        raise InvalidUsage(f"cannot write {path!r}: {error.strerror}") from error
+    write_file(path, drawing_of(plan, len(plan.loads) - 1).png())
 
 
 def drawing_of(plan: Plan, at: int) -> Drawing:
@@ -68,7 +64,11 @@ def drawing_of(plan: Plan, at: int) -> Drawing:
     """
     require_matplotlib()
     lines = [
-        (f"{one.name} ({one.num_gpus} GPUs)", one.kind == "aggregated", one.points[at].summary)
+        (
+            f"{one.name} ({format_gpus(one.num_gpus)})",
+            one.kind == "aggregated",
+            one.points[at].summary,
+        )
         for one in _leading(plan, at)
     ]
     panels = list(side_by_side(lines))

@@ -1,6 +1,11 @@
 """Tuning profiles: what was measured to be fastest on one machine. See DESIGN.md."""
 
-from kvxfer.tuning.file import default_path, read_profile, write_profile
+from kvxfer.tuning.file import (
+    default_path,
+    read_profile,
+    require_profile_path,
+    write_profile,
+)
 from kvxfer.tuning.fingerprint import Fingerprint, cpu_model, difference, differences
 from kvxfer.tuning.profile import (
     DEFAULT_RULE,
@@ -34,5 +39,6 @@ __all__ = [
     "difference",
     "differences",
     "read_profile",
+    "require_profile_path",
     "write_profile",
 ]

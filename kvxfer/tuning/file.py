@@ -2,10 +2,11 @@
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from kvxfer.env import config_home
-from kvxfer.errors import NotAvailable, ProfileRefused
+from kvxfer.errors import InvalidUsage, NotAvailable, ProfileRefused
 from kvxfer.tuning.profile import Profile, decode, encode
 from kvxfer.whole_file import write_whole
 
@@ -49,6 +50,22 @@ def _read(path: Path) -> bytes:
     if len(data) > MAX_BYTES:
         raise ProfileRefused(f"it has more than {MAX_BYTES} bytes, which no profile has")
     return data
+
+
+def require_profile_path(path: Path) -> None:
+    """Check before the measurement, not after it, that :func:`write_profile` can write there.
+
+    Raises:
+        InvalidUsage: it cannot; names the path and the cause.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise InvalidUsage(f"cannot write {str(path)!r}: it is no regular file; name another")
+        folder = next(one for one in path.absolute().parents if one.exists())
+        with tempfile.TemporaryFile(dir=folder):  # as root all seems writable, in /proc nothing is
+            pass
+    except OSError as error:
+        raise InvalidUsage(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
 def write_profile(path: Path, profile: Profile) -> None:

@@ -1,11 +1,16 @@
-"""The profile: schema ``kvxfer.tuning/1``. Fields are only ever added within version 1."""
+"""The profile: schema ``kvxfer.tuning/1``. Fields are only ever added within version 1.
 
-from collections.abc import Mapping
+Fields that are not known here are those of another kvxfer, and passed over; in a profile of this
+one they are misspelt, and refused.
+"""
+
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from kvxfer import __version__
 from kvxfer.errors import ProfileRefused
 from kvxfer.tuning.fingerprint import Fingerprint
 
@@ -192,8 +197,12 @@ def decode(data: bytes) -> Profile:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProfileRefused(f"it is no profile: {error}") from error
+    _require_once("section", [f"{one.transport}, {one.memory}" for one in profile.sections])
     for section in profile.sections:
         _require_known(section)
+        _require_possible(section)
+    if profile.fingerprint.kvxfer == __version__:
+        _require_spelt(msgspec.json.decode(data), msgspec.to_builtins(profile))
     return profile
 
 
@@ -212,6 +221,44 @@ def _require_known(section: Section) -> None:
                 f"it has the engine {rule.engine!r} over {section.transport}, which has "
                 f"{', '.join(engines)}"
             )
+
+
+def _require_possible(section: Section) -> None:
+    where = f"{section.transport}, {section.memory}"
+    _require_once(f"slots of {where}, place", [slots.place for slots in section.slots])
+    for number, rule in enumerate(section.rules, 1):
+        for name in ("run_bytes", "total_bytes"):
+            least, most = getattr(rule, f"min_{name}"), getattr(rule, f"max_{name}")
+            if least >= most:
+                raise ProfileRefused(
+                    f"rule {number} of {where} has min_{name} {least} and max_{name} {most}; the "
+                    "second must be larger"
+                )
+
+
+def _require_once(what: str, names: list[str]) -> None:
+    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    if twice is not None:
+        raise ProfileRefused(f"it has two of {what}: {twice}; leave one")
+
+
+def _require_spelt(raw: object, known: object) -> None:
+    """Refuse keys of a file that are none of a profile."""
+    unknown = next(_unknown(raw, known, "$"), None)
+    if unknown is not None:
+        raise ProfileRefused(f"it has {unknown}, which no profile has; correct it, or take it out")
+
+
+def _unknown(raw: object, known: object, place: str) -> Iterator[str]:
+    if isinstance(raw, dict) and isinstance(known, dict):
+        for key, value in raw.items():
+            if key not in known:
+                yield f"{place}.{key[:80]}"
+            else:
+                yield from _unknown(value, known[key], f"{place}.{key}")
+    elif isinstance(raw, list) and isinstance(known, tuple):
+        for at, (one, other) in enumerate(zip(raw, known, strict=True)):
+            yield from _unknown(one, other, f"{place}[{at}]")
 
 
 def encode(profile: Profile) -> str:

@@ -69,6 +69,23 @@ def test_another_set_up_does_not_get_into_the_same_folder(fake: Fake, tmp_path: 
     assert "kind 'aggregated'" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--out", "--logs"])
+def test_a_folder_that_cannot_be_made_starts_and_leaves_nothing(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    taken = tmp_path / "a file"
+    taken.write_text("")
+    out = ("--out", str(tmp_path / "run"), option, str(taken))
+    done = fake.run("bench", "--setup", "one=aggregated", *LOAD, *out)
+    assert done.returncode == 2
+    assert done.stderr.startswith("kvxfer pd bench: cannot make the folder")
+    assert list(temporary.iterdir()) == []
+    assert list(fake.pids.iterdir()) == []
+
+
 def test_a_client_that_fails_leaves_its_log_no_record_and_status_1(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +204,7 @@ def test_ctrl_c_does_not_wait_for_an_answer(fake: Fake, tmp_path: Path) -> None:
         (["--isl", "1m"], "--isl: '1m'"),
         (["--request-rate", "0"], "request rate"),
         (["--concurrency", "x"], "--concurrency"),
-        (["--url", "ftp://x"], "'url=ftp://x' is not known"),
+        (["--url", "ftp://x"], "'ftp://x' is no http://HOST:PORT"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -5,10 +5,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
+from full_disk import largest_file
 from tuning_profiles import profile_of, written
 
 from kvxfer.cli.main import main
@@ -213,6 +214,43 @@ def test_check_fails_for_another_library(
     path = written(tmp_path, section, fingerprint=host_fingerprint({"nixl": "0.0.1"}))
     assert main(["tune", "--check", "--out", str(path)]) == 1
     assert "nixl is 0.0.1 in the profile" in capsys.readouterr().err
+
+
+def test_check_fails_for_another_library_of_the_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = host_fingerprint({"nixl": "0.0.1"})
+    path = written(tmp_path, order={"host": ("nixl", "shm")}, fingerprint=other)
+    assert main(["tune", "--check", "--out", str(path)]) == 1
+    assert "nixl is 0.0.1 in the profile" in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(_: object) -> NoReturn:
+        raise AssertionError
+
+    monkeypatch.setattr("kvxfer.cli.tune._measure", never)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/proc")
+    monkeypatch.setenv("KVXFER_TUNING", "")
+    for out in ([], ["--out", "/dev/null"]):
+        assert main(["tune", "--quick", *out]) == 2
+        assert "cannot write '/" in capsys.readouterr().err
+
+
+def test_a_full_disk_takes_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvxfer.cli.tune._measure", lambda _: profile_of(STREAMING))
+    old = written(tmp_path)
+    before = old.read_bytes()
+    with largest_file(10):
+        assert main(["tune", "--out", str(old)]) == 2
+    out, err = capsys.readouterr()
+    assert "streaming" in out
+    assert "File too large" in err
+    assert old.read_bytes() == before
 
 
 def test_what_cannot_be_done_is_said(

@@ -16,6 +16,7 @@ LLAMA = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "hidden_size": 4096,
+    "max_position_embeddings": 131_072,
 }
 
 
@@ -191,6 +192,14 @@ def test_heads_of_configs(tmp_path: Path, changes: dict[str, object], heads: int
     assert (model.num_kv_heads, model.head_dim, model.kind) == (heads, dim, "gqa")
 
 
+@pytest.mark.parametrize(
+    ("value", "found"), [(40_960, 40_960), (None, None), (0, None), (-1, None), ("8k", None)]
+)
+def test_the_longest_request_of_configs(tmp_path: Path, value: object, found: int | None) -> None:
+    assert load(tmp_path, max_position_embeddings=value).max_tokens == found
+    assert CATALOGUE["llama-3.1-8b"].max_tokens == 131_072
+
+
 def test_null_is_the_same_as_absent(tmp_path: Path) -> None:
     model = load_model(write(tmp_path, {**LLAMA, "head_dim": None, "kv_lora_rank": None}))
     assert (model.head_dim, model.kind) == (128, "gqa")
@@ -198,6 +207,7 @@ def test_null_is_the_same_as_absent(tmp_path: Path) -> None:
 
 def test_mla_config(tmp_path: Path) -> None:
     fields = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 61}
+    fields["max_position_embeddings"] = 163_840
     model = load(tmp_path, num_attention_heads=128, num_key_value_heads=128, **fields)
     assert dataclasses.replace(model, name="deepseek-v3") == CATALOGUE["deepseek-v3"]
 

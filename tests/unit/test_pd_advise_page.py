@@ -127,6 +127,10 @@ def test_a_difference_holds_what_came_between() -> None:
         'h_bucket{le="1"} 5',
         'h_bucket{le="soon"} 5',
         "h_bucket 5",
+        'h_bucket{le="1"} NaN\nh_bucket{le="+Inf"} 4',
+        'h_bucket{le="1"} 4\nh_bucket{le="+Inf"} +Inf',
+        'h_bucket{le="NaN"} 4\nh_bucket{le="+Inf"} 4',
+        'h_bucket{le="1"} 4\nh_bucket{le="+Inf"} 4\nh_sum NaN',
     ],
 )
 def test_buckets_that_contradict_themselves_are_refused(text: str) -> None:

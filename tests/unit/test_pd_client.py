@@ -121,7 +121,13 @@ def test_nobody_is_not_healthy_and_neither_is_who_never_answers() -> None:
         assert client.is_healthy(url, 10.0)
 
 
-@pytest.mark.parametrize("url", ["", "h:1", "https://h:1", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *["", "h:1", "https://h:1", "http://", "http://h:99999", "http://h:abc", "http://[::1"],
+        f"http://{'h' * 64}:1",  # longer than a label of a name may be
+    ],
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(InvalidUsage):
+    with pytest.raises(InvalidUsage, match="is no http://HOST:PORT"):
         client.get(url, "/", 1.0)

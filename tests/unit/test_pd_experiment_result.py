@@ -181,6 +181,25 @@ def test_what_is_simulated_is_dashed_and_numbers_get_shades() -> None:
     assert light != dark
 
 
+def test_lone_points_have_labels_and_a_key_without_lines() -> None:
+    pytest.importorskip("matplotlib")
+    lone = [Curve("two", [4.0], [7.0], "simulated"), Curve("four", [8.0], [7.0], "simulated")]
+    line = Curve("one", [1.0, 4.0], [4.5, 16.0], "simulated")
+    panel = Curves(title="t", x=Axis("x", "log"), y=Axis("y", "log"), series=[line, *lone])
+    sheet = draw_figure(Figure(name="f", caption="c", panels=[panel], key=True)).figure
+    (axes,) = sheet.axes
+    assert [text.get_text() for text in axes.texts] == ["two", "four"]
+    heights = [text.xyann[1] for text in axes.texts]
+    assert heights[1] - heights[0] >= 0.07
+    sizes = {one.get_markersize() for one in axes.get_lines()}
+    assert len(sizes) == 3  # of points that coincide the one behind is the larger
+    (key,) = sheet.legends
+    styles = [handle.get_linestyle() for handle in key.get_lines()]
+    assert styles == ["--", "None", "None"]
+    assert {handle.get_marker() for handle in key.get_lines()} == {"o"}
+    assert len(axes.get_yticks()) >= 4
+
+
 def test_places_that_were_measured_are_not_rounded() -> None:
     pytest.importorskip("matplotlib")
     places = Axis("tokens", "linear", [0.0, 1024.0, 8192.0])

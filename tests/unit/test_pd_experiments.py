@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pd_runs import Bench, Engines
+from pd_runs import Bench, Engines, Result
 
 from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.pd.experiment_result import ExperimentResult
@@ -13,6 +13,7 @@ from kvxfer.pd.experiments import goodput, gpu_count, kv_size, user_load
 from kvxfer.pd.experiments.context import Context
 from kvxfer.pd.experiments.options import SIZES, Options
 from kvxfer.pd.experiments.registry import find_experiment, names
+from kvxfer.pd.experiments.served import Served, heaviest, served_points
 from kvxfer.pd.launch.launcher import Launcher
 from kvxfer.pd.load.plan import LoadPlan
 from kvxfer.pd.planner import load_transfer
@@ -126,6 +127,12 @@ def test_records_of_two_h200s_get_a_simulated_aggregated_set_up(tmp_path: Path) 
     assert "no aggregated and PD set-ups to compare" in texts(none)
 
 
+def test_a_crossing_is_got_as_its_two_set_ups_were(tmp_path: Path) -> None:
+    found = find_experiment("agg-vs-pd").run(context(tmp_path, H200 / "three"))
+    hows = {one.how for one in found.findings if "beyond" in one.text}
+    assert hows == {"recorded"}
+
+
 def test_a_serious_finding_of_the_run_is_a_fault(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "run")
     bench.setup("pd", Engines(kind="pd"))
@@ -158,12 +165,32 @@ def test_goodput_is_what_meets_both_limits(known: Path, tmp_path: Path) -> None:
         assert 0.0 < percent <= 30.0
         assert left == pytest.approx(throughput * percent / 100.0)
     assert "TTFT <= 1000 ms and a request's ITL max <= 20 ms leaves" in texts(found)
-    assert len(found.figures[0].panels) == 2
+    panels = found.figures[0].panels
+    assert [curve.y[0] for panel in panels for curve in panel.series] == [0.0] * 4  # type: ignore[union-attr]
+    assert [max(curve.y) for curve in panels[0].series] == [  # type: ignore[union-attr]
+        pytest.approx(row[1]) for row in found.tables[0].rows
+    ]
+
+
+def test_a_cap_of_requests_in_flight_is_no_load(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "run")
+    bench.all("pd", Engines(kind="pd"), [1, 16])
+
+    def rare(result: Result) -> None:
+        result["duration"] *= 100.0  # so that hardly one request is in flight
+
+    bench.point("pd", Engines(kind="pd"), 64, spoil=rare, num_prompts=8, request_rate=0.5)
+    points = served_points(context(tmp_path, tmp_path / "run"))
+    (chosen,) = heaviest(points)
+    assert str(chosen) == "pd, 8k in, 128 out, 16 in flight"
+    assert chosen.mean_in_flight == pytest.approx(16.0, rel=0.1)
+    capped = next(one for one in points if one.concurrency == 64)
+    assert str(capped) == "pd, 8k in, 128 out, 0.5 requests/s, at most 64 in flight"
+    assert capped.mean_in_flight < 1.0
 
 
 def made_point(ttft_ms: list[float], longest_ms: list[float], num_failed: int = 0) -> goodput.Point:
     from kvxfer.pd.analysis.replies import Replies
-    from kvxfer.pd.experiments.served import Served
     from kvxfer.pd.summary import Load
 
     replies = Replies([], list(range(num_failed)), without_role=False)

@@ -41,11 +41,20 @@ def test_defaults_of_each_kind() -> None:
     ["", "pd", "a=none", "a=pd,prefill=x", "a=pd,prefill=0", "a=pd,decode=0", "a=pd,tp=2",
      "a=pd,connector=none", "a=pd,connector=x", "a=aggregated,prefill=2", "a=aggregated,tp=0",
      "a=aggregated,connector=nixl", "a=pd,devices=0", "a=pd,devices=0+x", "a=pd,devices=0+9999",
-     "a=external", "a=external,url=https://h", "a=external,url=http://", "a=pd,", "a=pd,x=1"],
+     "a=external", "a=pd,", "a=pd,x=1", "=pd", "../a=pd", "a b=pd", "a/b=aggregated",
+     "-a=external,url=http://h:1", f"{'a' * 101}=pd"],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(InvalidUsage, match=r"a: |set-up"):
         parse_setup(text)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://h", "http://", "h:1", "http://h:99999", "http://h:abc", "http://[::1", ""]
+)
+def test_a_server_that_runs_already_needs_an_address(url: str) -> None:
+    with pytest.raises(InvalidUsage, match="is no http://HOST:PORT"):
+        parse_setup(f"a=external,url={url}")
 
 
 def test_no_two_purposes_share_a_port() -> None:

@@ -9,11 +9,13 @@ import pytest
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.experiments.mixed_trace import write_mixed_trace
 from kvxfer.pd.launch.counters import Counters
+from kvxfer.pd.launch.launcher import Launcher
 from kvxfer.pd.launch.python_site import PythonSite
 from kvxfer.pd.launch.spec import parse_setup
 from kvxfer.pd.load import measure
 from kvxfer.pd.load.plan import LoadPlan, parse_tokens, seed_of
 from kvxfer.pd.load.replay import read_replay
+from kvxfer.pd.load.run import Watchers, run_setups
 from kvxfer.pd.models import ServedModel
 from kvxfer.pd.result import PDPoint
 
@@ -196,3 +198,27 @@ def test_what_a_folder_holds_is_not_missing(tmp_path: Path) -> None:
     assert bench.missing(points, tmp_path) == points  # its JSON is not there
     bench_path(tmp_path, points[0]).write_text("{}")
     assert bench.missing(points, tmp_path) == points[1:]
+
+
+@pytest.mark.parametrize("out", ["a file", "a file in the way", "/proc/x"])
+def test_no_engine_starts_for_records_that_cannot_be_kept(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("engines started")
+
+    monkeypatch.setattr(Launcher, "start", start)
+    model = ServedModel("m", "m")
+    launcher = Launcher(site=SITE, model=model, logs=tmp_path / "logs")
+    bench = measure.Bench(plan=LoadPlan(), site=SITE, model=model, logs=launcher.logs)
+    (tmp_path / "a file").write_text("")
+    (tmp_path / "a file in the way").mkdir()
+    (tmp_path / "a file in the way" / "b").write_text("")
+    specs = [parse_setup("a=aggregated"), parse_setup("b=pd")]
+    with pytest.raises(InvalidUsage, match="cannot make the folder"):
+        run_setups(specs, launcher, bench, tmp_path / out, Watchers())
+
+
+def test_an_address_that_is_none_is_no_server_without_models() -> None:
+    with pytest.raises(InvalidUsage, match="is no http://HOST:PORT"):
+        measure.served_name("http://127.0.0.1:99999", 1.0)

@@ -6,13 +6,15 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pd_runs import Bench, Engines, Result
 from rich.console import Console
 
 from kvxfer.cli.main import main
 from kvxfer.pd.analysis import analyse, parse_objectives
-from kvxfer.pd.summary import Load, RunSummary
+from kvxfer.pd.summary import Distribution, Load, RunSummary
+from kvxfer.report.pd_cdf import Line, Panel, draw
 from kvxfer.report.pd_figures import rows_of
 from kvxfer.report.pd_table import print_run
 from kvxfer.report.pd_words import findings_of, format_ms, sentences
@@ -180,6 +182,22 @@ def test_the_page_stands_alone_and_holds_everything(
 def test_a_page_that_needs_more_is_seen(planted: str) -> None:
     assert self_contained(f"<html><body>{planted}</body></html>")
     assert not self_contained('<html><body><svg><path id="a"/><use href="#a"/></svg></body></html>')
+
+
+@pytest.mark.parametrize(
+    "values_ms", [[245.0, 245.0 + 1e-13, 245.0 - 1e-13], [0.0, 0.0], [1e-3, 1.1e-3], [12.0, 90.0]]
+)
+def test_equal_times_are_a_line_within_an_axis_that_has_numbers(values_ms: list[float]) -> None:
+    pytest.importorskip("matplotlib")
+    line = Line("one", "black", Distribution.of(np.array(values_ms)))
+    panel = Panel("TTFT", "ms", [line], tail=False)
+    (axes,) = draw("a title", [panel], key=True).figure.axes
+    low, high = axes.get_xlim()
+    assert low < min(values_ms) - 0.01 * max(values_ms)
+    assert high > max(values_ms)
+    ticks = axes.get_xticks()
+    assert len(ticks) >= 2
+    assert min(ticks) >= 0.0
 
 
 def test_pictures_are_written(folder: Path, tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import largest_file
 from pd_runs import Bench, Engines
 
 from kvxfer.cli.main import main
 from kvxfer.cli.pd.plan_options import parse_concurrency
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.planner.figures import find_engine, shipped
+from kvxfer.report import planner_page
+from kvxfer.report.pd_cdf import Drawing, Panel, draw
 
 SMALL = ("--model", "gpt-oss-120b", "--engine", "gpt-oss-120b-h100")
 LOAD = ("--isl", "1k", "--osl", "64", "--concurrency", "2,4")
@@ -81,6 +84,45 @@ def test_measured_transfers_take_their_time(tmp_path: Path) -> None:
     assert gaps_ms[1] > gaps_ms[0] + 150.0
 
 
+def test_rows_of_one_memory_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = Path(__file__).parents[2] / "bench" / "results" / "2026-11-29-cpu-2-cores-models.json"
+    words = (*LOAD, "--gpus", "4", "--tp", "2", "--kinds", "pd", "--sweep", str(sweep))
+    assert plan(*words) == 2
+    assert "rows of private, shared memory; name one (--memory)" in capsys.readouterr().err
+    gaps_ms = []
+    for memory in ("shared", "private"):
+        out = tmp_path / "plan.json"
+        named = ("--first-token-from", "prefill", "--memory", memory, "--json", str(out))
+        assert plan(*words, *named) == 0
+        gaps_ms.append(record(out)["candidates"][0]["points"][0]["first_gap_ms"]["p50"])
+    assert gaps_ms[0] != gaps_ms[1]
+
+
+def test_the_share_asked_for_is_taken_as_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    words = ("--gpus", "2", "--slo", "ttft:5000", "--attained", "99.9", "--json", str(out))
+    assert plan(*LOAD, *words) == 0
+    assert record(out)["attained"] == 0.999
+    assert "wanted for 99.9% of them" in capsys.readouterr().out
+
+
+def test_a_full_disk_takes_neither_the_table_nor_the_old_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--json", "--html", "--png"):
+        old = tmp_path / f"old{option}"
+        old.write_text("old")
+        with largest_file(1000):
+            assert plan(*LOAD, "--gpus", "2", option, str(old)) == 2
+        out, err = capsys.readouterr()
+        assert "agg-1xtp2" in out
+        assert "File too large" in err
+        assert old.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_the_page_stands_alone(tmp_path: Path) -> None:
     page, picture = tmp_path / "plan.html", tmp_path / "plan.png"
     words = ("--gpus", "2", "--slo", "ttft:5000", "--html", str(page), "--png", str(picture))
@@ -90,6 +132,22 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert "Take agg-1xtp2 (2 GPUs)" in text
     assert "http" not in text.replace("http-equiv", "")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_drawing_counts_gpus_as_people_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels: list[str] = []
+
+    def noting(title: str, panels: list[Panel], *, key: bool) -> Drawing:
+        labels.extend(line.label for line in panels[0].lines)
+        return draw(title, panels, key=key)
+
+    monkeypatch.setattr(planner_page, "draw", noting)
+    words = ("--engine", "gpt-oss-120b-h200", "--gpus", "1,2", "--kinds", "aggregated", "--tp", "1")
+    load = ("--isl", "64", "--osl", "4", "--concurrency", "1")
+    assert plan(*words, *load, "--png", str(tmp_path / "plan.png")) == 0
+    assert labels == ["agg-2xtp1 (2 GPUs)", "agg-1xtp1 (1 GPU)"]
 
 
 def test_a_trace_and_strategies_are_compared(tmp_path: Path) -> None:
@@ -112,7 +170,16 @@ def test_a_trace_and_strategies_are_compared(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ((), "give --isl and --osl, or --traces"),
-        ((*LOAD, "--traces", "x"), "do not go with --traces"),
+        ((*LOAD, "--traces", "x"), "--isl does not go with --traces"),
+        (("--traces", "x", "--concurrency", "4"), "--concurrency does not go with --traces"),
+        ((*LOAD, "--speed", "abc"), "--speed goes with --traces"),
+        ((*LOAD, "--most-requests", "x"), "--most-requests goes with --traces"),
+        ((*LOAD, "--trace-format", "vllm"), "--trace-format goes with --traces"),
+        ((*LOAD, "--strict"), "--strict goes with --sweep"),
+        ((*LOAD, "--transport", "bogus"), "--transport goes with --sweep"),
+        ((*LOAD, "--control-ms", "-9"), "--control-ms goes with --sweep"),
+        ((*LOAD, "--contention", "/nonexistent"), "--contention goes with --sweep"),
+        (("--isl", "131072", "--osl", "1"), "131073 tokens (131072 in, 1 out), and gpt-oss-120b"),
         ((*LOAD, "--engine", "gpt-9"), "these are gpt-oss-120b-h100"),
         ((*LOAD, "--attained", "101"), "--attained"),
         ((*LOAD, "--kinds", "both"), "--kinds"),
@@ -150,3 +217,5 @@ def test_a_run_is_validated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "TTFT P50" in capsys.readouterr().out
     assert main(words) == 2
     assert "give --engine, or --fit" in capsys.readouterr().err
+    assert main((*words, "--fit", f"{fitted},TYPO/c9")) == 2
+    assert "no such point: TYPO/c9; the run has" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from full_disk import largest_file
 from pd_runs import Bench, Engines
 
 from kvxfer.cli.main import main
@@ -11,15 +12,17 @@ from kvxfer.pd.planner.engine_model import load_engine
 LOAD = ("--isl", "1k", "--osl", "64", "--concurrency", "2", "--gpus", "2")
 
 
-def run_of(folder: Path, model: str, *names: str, step_s: tuple[float, ...] = (5e-3,)) -> Path:
+def run_of(
+    folder: Path, model: str, *names: str, step_s: tuple[float, ...] = (5e-3,), **fields: int
+) -> Path:
     bench = Bench(folder)
     prefill = Engines(kind="prefill_only", jitter=0.01)
-    bench.setup("prefill", prefill, model=model)
+    bench.setup("prefill", prefill, model=model, **fields)
     for concurrency in (1, 4):
         bench.point("prefill", prefill, concurrency, osl=1, num_prompts=16)
     for name, one_s in zip(names, step_s, strict=True):
         engines = Engines(kind="pd", jitter=0.01, step_s=one_s)
-        bench.setup(name, engines, model=model)
+        bench.setup(name, engines, model=model, **fields)
         bench.point(name, engines, 4, num_prompts=16)
     return folder
 
@@ -56,13 +59,53 @@ def test_records_of_another_model_are_refused(
     assert "the records are of tiny (4 layers" in capsys.readouterr().err
 
 
+def test_records_say_the_size_of_their_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path / "run", "tiny", "kvx", prefill_tp=2, decode_tp=2)
+    out = tmp_path / "engine.json"
+    assert profile(run, out, "tiny", "--tp", "4") == 2
+    assert "--tp is 4, and the records are of TP 2" in capsys.readouterr().err
+    assert not out.exists()
+    for words in ((), ("--tp", "2")):
+        assert profile(run, out, "tiny", *words) == 0
+        assert [one.tp_size for one in load_engine(out).steps] == [2]
+
+
+def test_a_dtype_that_is_none_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "engine.json"
+    assert profile(tmp_path / "none", out, "tiny", "--kv-dtype", "zork") == 2
+    assert "dtype is 'zork'" in capsys.readouterr().err
+    run = run_of(tmp_path / "run", "tiny", "kvx")
+    assert profile(run, out, "tiny", "--kv-dtype", "bf16") == 0
+    assert load_engine(out).kv_dtype == "bfloat16"
+
+
+def test_a_full_disk_takes_neither_the_fit_nor_the_old_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path / "run", "tiny", "kvx")
+    out = tmp_path / "engine.json"
+    assert profile(run, out, "tiny") == 0
+    before = out.read_bytes()
+    capsys.readouterr()
+    with largest_file(100):
+        assert profile(run, out, "tiny", "--add") == 2
+    said, err = capsys.readouterr()
+    assert "measured, ms" in said
+    assert "File too large" in err
+    assert out.read_bytes() == before
+
+
 def test_figures_of_another_model_are_not_added_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "engine.json"
     assert profile(run_of(tmp_path / "one", "tiny", "kvx"), out, "tiny") == 0
     other = run_of(tmp_path / "other", "llama-3.1-8b", "kvx")
-    assert profile(other, out, "llama-3.1-8b", "--tp", "2", "--add") == 2
+    assert profile(other, out, "llama-3.1-8b", "--add") == 2
     assert "holds figures of tiny (4 layers" in capsys.readouterr().err
     assert load_engine(out).model == "tiny"
     words = ("pd", "plan", *LOAD, "--model", "llama-3.1-8b", "--engine", str(out))

@@ -1,10 +1,11 @@
 """The costs of an engine out of what its clients see, of engines whose costs are known."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pd_runs import Bench, Engines
+from pd_runs import Bench, Engines, Result
 from planner_engines import KnownEngine, VirtualAsk
 
 from kvxfer.errors import InvalidUsage
@@ -128,8 +129,60 @@ def test_only_the_named_points_are_taken(tmp_path: Path) -> None:
     points = read_points(_run(tmp_path))
     some = profile_of(points, {"prefill/c1-i8192-o1", "kvx/c1-i8192-o128"})
     assert some.fit(1).measured.num_decoding == 1
-    with pytest.raises(InvalidUsage, match="no such point; the run has"):
+    with pytest.raises(InvalidUsage, match="no such point: kvx/c2-i8192-o128; the run has"):
         profile_of(points, {"kvx/c2-i8192-o128"})
+
+
+def test_a_queue_that_is_not_always_full_tells_no_step_of_a_prefill(tmp_path: Path) -> None:
+    bench = Bench(_run(tmp_path))
+    prefill = Engines(kind="prefill_only", jitter=0.01)
+    known = profile_of(read_points(tmp_path)).fit(1)
+
+    def seldom(result: Result) -> None:  # one at a time, each a while after the last
+        result["start_times"] = [1672.0 + 2.0 * at for at in range(16)]
+
+    load = {"isl": 8192, "osl": 1, "num_prompts": 16, "spoil": seldom}
+    bench.point("prefill", prefill, 4, request_rate=0.5, **load)
+    bench.point("prefill", prefill, 4, request_rate=0.5, trace="mine", **load)
+    found = profile_of(read_points(tmp_path))
+    assert found.fit(1) == known
+    for label in ("prefill/c4-i8192-o1-r0.5", "prefill/c4-i8192-o1-r0.5-tmine"):
+        assert any(text.startswith(f"{label}: sent at a rate") for text in found.warnings)
+    only = {"prefill/c4-i8192-o1-r0.5", "kvx/c1-i8192-o128"}
+    with pytest.raises(InvalidUsage, match=r"sent at a rate.*without --request-rate"):
+        profile_of(read_points(tmp_path), only)
+
+
+def test_a_single_reply_is_of_no_queue(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.all("prefill", Engines(kind="prefill_only", jitter=0.0), [4], osl=1, num_prompts=1)
+    bench.all("kvx", Engines(kind="pd"), [4], num_prompts=16)
+    steps = engine_of(read_points(tmp_path), source="a test").at_tp(1)
+    assert steps.prefill_s(8192, 8192) == pytest.approx(8192 * 15e-6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda result: result.pop("start_times"), "has no start times"),
+        (lambda result: result["errors"].__setitem__(3, "x"), "has 1 failed of 16 requests"),
+        (
+            lambda result: result.update(
+                {name: [] for name, value in result.items() if isinstance(value, list)}
+            ),
+            "has no request",
+        ),
+    ],
+)
+def test_points_that_tell_nothing_are_left_out_and_said(
+    spoil: Callable[[Result], None],
+    reason: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Bench(_run(tmp_path)).point("kvx", Engines(kind="pd"), 2, num_prompts=16, spoil=spoil)
+    assert "kvx/c2-i8192-o128" not in {one.label for one in read_points(tmp_path)}
+    assert f"kvx/c2-i8192-o128 {reason}, so it is left out" in caplog.text
 
 
 def test_engines_that_differ_do_not_make_one(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The choice among set-ups, and what it says would change it."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from kvxfer.pd.analysis.slo import parse_objectives
 from kvxfer.pd.plan_summary import Candidate, PlannedPoint
@@ -116,6 +119,47 @@ def test_of_equals_of_one_kind_the_one_with_more_room_wins() -> None:
     choice = recommend(found, SLO, 0.9)
     assert choice is not None
     assert choice.name == "agg-2xtp1"
+
+
+def test_each_objective_met_by_enough_is_not_all_met_by_enough() -> None:
+    served = candidate("pd-1xtp1+1xtp1", 2, [100])
+    close = candidate("agg-2xtp1", 2, [84], needed_ms=10.0)  # each alone is met by 90 %
+    choice = recommend([served, close], SLO, 0.9)
+    assert choice is not None
+    assert "no other set-up of 2 GPUs or fewer meets the objectives" in choice.reason
+    assert choice.changes == (
+        "agg-2xtp1 on 2 GPUs would serve 1 in flight if each request met all of them at once.",
+    )
+    slower = candidate("agg-1xtp2", 2, [90], needed_ms=25.0)
+    choice = recommend([served, close, slower], SLO, 0.9)
+    assert choice is not None
+    assert choice.changes[0].startswith("agg-1xtp2 on 2 GPUs meets the objectives with 1 in")
+
+
+def test_a_share_that_is_just_reached_is_enough() -> None:
+    exact = Goodput(999, 1000, 1.0)
+    one = replace(point("a load", 100, 1.0, 10.0).summary, goodput=exact)
+    planned = PlannedPoint("a load", None, one, (), 0.5, (10.0,))
+    assert exact.attained < 99.9 / 100  # as floats are
+    assert planned.meets(99.9 / 100)
+    assert not planned.meets(0.9991)
+
+
+@pytest.mark.parametrize(("asked", "text"), [(0.999, "99.9%"), (0.004, "0.4%"), (0.9, "90%")])
+def test_shares_keep_the_figures_that_tell_them_apart(asked: float, text: str) -> None:
+    none = candidate("agg-1xtp2", 2, [0])
+    choice = recommend([none], SLO, asked)
+    assert choice is not None
+    assert f"0% of the requests are good where {text} are asked for" in choice.reason
+
+
+def test_replies_of_one_token_have_no_gaps_to_tell_of() -> None:
+    whole = candidate("agg-1xtp2", 2, [100])
+    no_gaps = replace(whole.points[0].summary, itl=Distribution(np.empty(0)))
+    one = replace(whole, points=(replace(whole.points[0], summary=no_gaps),))
+    choice = recommend([one], SLO, 0.9)
+    assert choice is not None
+    assert choice.reason.endswith("TTFT P50 10 ms, 1 requests a second.")
 
 
 def test_without_objectives_nothing_is_recommended() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from kvxfer.pd.planner import KVSize, TransferModel, load_transfer
 from kvxfer.pd.planner.contention import SentRecord, load_contention
 from kvxfer.pd.planner.simulation.clock import Clock
 from kvxfer.pd.planner.simulation.links import Links
-from kvxfer.sweep.result import ComputeEffect, SweepReport, SweepResult
+from kvxfer.sweep.result import ComputeEffect, Latency, SweepReport, SweepResult
 from kvxfer.worker import SendResult
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -34,10 +35,10 @@ def test_times_lie_between_those_measured() -> None:
     assert curve.reasons == ()
 
 
-def test_beyond_the_sizes_the_outermost_rate_holds_and_is_not_covered() -> None:
+def test_beyond_the_sizes_the_last_rate_or_the_least_time_holds_and_is_not_covered() -> None:
     curve = model(sweep_row(MIB, 10.0), sweep_row(GIB, 100.0)).curve(run_bytes=32_768)
     assert curve.alone_s(2 * GIB) == pytest.approx(2 * GIB / 100e9)
-    assert curve.alone_s(MIB / 2) == pytest.approx(MIB / 2 / 10e9)
+    assert curve.alone_s(MIB / 2) == pytest.approx(MIB / 10e9)
     assert [curve.covers(size) for size in (MIB - 1, MIB, GIB, GIB + 1)] == [0, 1, 1, 0]
 
 
@@ -116,6 +117,8 @@ def test_a_record_gives_the_rows_that_count(tmp_path: Path) -> None:
 
 
 def test_records_that_cannot_serve_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidUsage, match="no verified put at all"):
+        load_transfer([save(tmp_path, sweep_row(verified=False))])
     two = save(tmp_path, sweep_row(), sweep_row(transport="shm"))
     with pytest.raises(InvalidUsage, match="nvlink, shm; name one"):
         load_transfer([two])
@@ -129,6 +132,45 @@ def test_records_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text("{}")
     with pytest.raises(InvalidUsage, match="not a record of a sweep"):
         load_transfer([tmp_path / "sweep.json"])
+
+
+@pytest.mark.parametrize(
+    ("field", "other", "words"),
+    [
+        ("memory", "private", "device, private memory"),
+        ("block_order", "contiguous", "contiguous, shuffled blocks"),
+        ("order", "hnd", "hnd, nhd pages"),
+        ("dtype", "uint8", "bfloat16, uint8 elements"),
+    ],
+)
+def test_rows_that_are_not_alike_are_not_mixed(
+    tmp_path: Path, field: str, other: str, words: str
+) -> None:
+    slow = sweep_row(gb_per_s=1.0, **{field: other})
+    path = save(tmp_path, sweep_row(), slow)
+    option = field.replace("_", "-")
+    with pytest.raises(InvalidUsage, match=f"rows of {words}; name one \\(--{option}\\)"):
+        load_transfer([path])
+    assert load_transfer([path], only={field: other}).rows == (slow,)
+    with pytest.raises(InvalidUsage, match="no verified put of none"):
+        load_transfer([path], only={field: "none"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"total_bytes": 0}, "row 2 .nvlink, device memory.: total_bytes is 0"),
+        ({"total_bytes": -5}, "total_bytes is -5"),
+        ({"run_bytes": 0}, "run_bytes is 0"),
+        ({"latency_us": Latency(0.0, 0.0, 0.0)}, "latency_us.p50 is 0.0"),
+    ],
+)
+def test_rows_that_no_transfer_has_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    row = msgspec.structs.replace(sweep_row(), **changes)
+    with pytest.raises(InvalidUsage, match=message):
+        load_transfer([save(tmp_path, sweep_row(), row)])
 
 
 def test_the_records_of_this_project_are_read() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pd_runs import Bench, Engines
+from pd_runs import Bench, Engines, Result
 
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import load_model
@@ -69,6 +69,35 @@ def test_the_load_is_as_it_was_sent(run: Path) -> None:
     assert len(trace.requests) == 32
     assert trace.concurrency == 4
     assert {(it.num_prompt_tokens, it.num_output_tokens) for it in trace.requests} == {(8192, 128)}
+
+
+def test_a_load_at_a_rate_is_predicted_as_it_was_sent(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.all("prefill", Engines(kind="prefill_only", jitter=0.01), [1, 4], osl=1, num_prompts=16)
+    bench.all("kvx", Engines(kind="pd", jitter=0.01), [1, 4], num_prompts=16)
+
+    def seldom(result: Result) -> None:  # two at a time, the second of half the length
+        result["start_times"] = [1672.0 + 2.0 * (at // 2) for at in range(16)]
+        result["input_lens"] = [8192, 4096] * 8
+        result["ttfts"] = [result["ttfts"][0], result["ttfts"][0] * 1.5] * 8
+        del result["latencies"]
+        result["duration"] = 20.0  # the client's clock ran for a while before the first
+
+    load = {"num_prompts": 16, "request_rate": 1.0, "spoil": seldom}
+    bench.point("kvx", Engines(kind="pd", jitter=0.01), 64, **load)
+    bench.point("kvx", Engines(kind="pd", jitter=0.01), 64, trace="mine", **load)
+    points = read_points(tmp_path)
+    at_a_rate = next(one for one in points if one.label == "kvx/c64-i8192-o128-r1")
+    trace = trace_of(at_a_rate)
+    assert trace.concurrency == 64
+    assert [one.arrival_s for one in trace.requests] == [2.0 * (at // 2) for at in range(16)]
+    assert [one.num_prompt_tokens for one in trace.requests] == [8192, 4096] * 8
+    found = validate(points, Models(engine=engine_of(points, FITTED, source="a test"), kv=KV))
+    for load in ("c64-i8192-o128-r1", "c64-i8192-o128-r1-tmine"):
+        assert abs(errors(found, "kvx", "TTFT P50")[load]) < 0.1
+        assert abs(errors(found, "kvx", "requests/s")[load]) < 0.1
+    marked = {one.load for one in found if any("begin alike" in text for text in one.extrapolated)}
+    assert marked == {"c64-i8192-o128-r1-tmine"}
 
 
 def test_other_connectors_are_left_out(tmp_path: Path) -> None:

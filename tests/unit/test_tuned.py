@@ -13,6 +13,7 @@ from kvxfer.layout.copy_plan import CopyBox
 from kvxfer.memory import MemoryKind
 from kvxfer.transport import candidates, tuned, ucx
 from kvxfer.transport.host_copy import choose_num_threads, default_num_threads
+from kvxfer.transport.network_libraries import library_versions
 from kvxfer.transport.nixl import staging
 from kvxfer.transport.tuned import Loaded, host_fingerprint
 from kvxfer.tuning import DEFAULT_RULE, NO_SECTION, Rule, Section, Slots
@@ -163,6 +164,24 @@ def test_the_order_is_the_profiles_within_a_host() -> None:
         assert candidates(MemoryKind.HOST) == ("ucx", "shm", "nixl")
         assert candidates(MemoryKind.HOST, beyond_host=True) == beyond
         assert candidates(MemoryKind.DEVICE)[0] == "nvlink"
+
+
+def test_an_order_of_another_library_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    default = candidates(MemoryKind.HOST)
+    order = ("ucx", "nixl", "shm")
+    theirs = host_fingerprint({**library_versions(), "nixl": "0.0.1"})
+    with tuned.using(profile_of(order={"host": order}, fingerprint=theirs)):
+        for _ in range(2):
+            assert candidates(MemoryKind.HOST) == default
+    (said,) = caplog.records
+    assert "nixl is 0.0.1 in the profile" in said.getMessage()
+    assert "the default order" in said.getMessage()
+    # One that names it in its place, or not at all, says nothing new of it.
+    with tuned.using(profile_of(order={"host": default}, fingerprint=theirs)):
+        assert candidates(MemoryKind.HOST) == default
+    with tuned.using(profile_of(order={"host": ("ucx", "shm")}, fingerprint=theirs)):
+        assert candidates(MemoryKind.HOST) == ("ucx", "shm", "nixl")
+    assert len(caplog.records) == 1
 
 
 def test_threads_are_as_asked_or_by_the_profile_or_the_default(

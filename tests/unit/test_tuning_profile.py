@@ -17,6 +17,7 @@ from kvxfer.tuning import (
     Slots,
     default_path,
     read_profile,
+    require_profile_path,
     write_profile,
 )
 from kvxfer.tuning.file import MAX_BYTES
@@ -66,6 +67,10 @@ def with_rule(**fields: object) -> bytes:
     return edited(sections=[section])
 
 
+SECTION = {"transport": "shm", "memory": "shared"}
+SLOTS = {"place": "pinned", "num_slots": 2, "slot_bytes": MIB}
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     profile = profile_of(SHARED, NIXL, order={"host": ("nixl", "shm")}, checks=(CHECK,))
     path = tmp_path / "new" / "folder" / "tuning.json"
@@ -78,8 +83,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 def test_fields_of_a_later_kvxfer_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "tuning.json"
-    path.write_bytes(edited(weather="fine"))
-    assert read_profile(path) == profile_of(SHARED, NIXL)
+    later = msgspec.structs.replace(profile_of().fingerprint, kvxfer="999.0")
+    path.write_bytes(edited(weather="fine", fingerprint=msgspec.to_builtins(later)))
+    assert read_profile(path) == profile_of(SHARED, NIXL, fingerprint=later)
 
 
 def test_no_file_is_no_profile(tmp_path: Path) -> None:
@@ -101,6 +107,13 @@ def test_no_file_is_no_profile(tmp_path: Path) -> None:
         (edited(schema="kvxfer.sweep/1"), "its schema is 'kvxfer.sweep/1'"),
         (edited(sections=[{"transport": "shm", "memory": "moon"}]), "Invalid enum value 'moon'"),
         (edited(sections=[{"transport": "carrier", "memory": "shared"}]), "transport 'carrier'"),
+        (edited(sections=[SECTION, SECTION]), "two of section: shm, shared"),
+        (edited(sections=[SECTION | {"slots": [SLOTS, SLOTS]}]), "two of slots .*: pinned"),
+        (edited(weather="fine"), r"it has \$.weather, which no profile has"),
+        (edited(sections=[SECTION | {"num_thread": 1}]), r"\$.sections\[0\].num_thread"),
+        (with_rule(min_run_byte=1), r"\$.sections\[0\].rules\[0\].min_run_byte"),
+        (with_rule(min_run_bytes=9, max_run_bytes=8), "min_run_bytes 9 and max_run_bytes 8"),
+        (with_rule(min_total_bytes=9, max_total_bytes=9), "min_total_bytes 9 and max_total_bytes"),
         (edited(order={"host": ["x" * 65]}), "length <= 64"),
         (with_rule(engine="dma"), "engine 'dma' over shm, which has auto, memcpy, streaming"),
         (with_rule(op="push"), "Invalid enum value 'push'"),
@@ -151,6 +164,24 @@ def test_a_profile_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     below_a_file = written(tmp_path) / "tuning.json"
     with pytest.raises(InvalidUsage, match="cannot write"):
         write_profile(below_a_file, profile_of())
+
+
+def test_where_nothing_can_be_written_is_known_before(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    require_profile_path(folder / "tuning.json")
+    require_profile_path(written(tmp_path))
+    assert not folder.exists()
+    assert [one.name for one in tmp_path.iterdir()] == ["tuning.json"]
+    os.mkfifo(tmp_path / "fifo")
+    for path, reason in (
+        (Path("/dev/null"), "it is no regular file"),
+        (tmp_path, "it is no regular file"),
+        (tmp_path / "fifo", "it is no regular file"),
+        (tmp_path / "tuning.json" / "below" / "a file.json", "Not a directory"),
+        (Path("/proc/kvxfer/tuning.json"), "No such file"),
+    ):
+        with pytest.raises(InvalidUsage, match=f"cannot write '{path}': {reason}"):
+            require_profile_path(path)
 
 
 @pytest.mark.parametrize(

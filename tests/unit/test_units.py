@@ -3,7 +3,7 @@
 import pytest
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.units import format_bytes, gb_per_s, parse_bytes
+from kvxfer.units import format_bytes, format_share, gb_per_s, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,10 @@ def test_what_is_written_can_be_read() -> None:
 def test_a_gigabyte_is_decimal() -> None:
     assert gb_per_s(1_000_000_000, 0.5) == 2.0
     assert gb_per_s(1 << 30, 1.0) == pytest.approx(1.073741824)
+
+
+def test_a_share_that_falls_short_is_not_rounded_up() -> None:
+    shares = (0.9, 0.07, 0.999, 0.899996, 0.004, 0.0, 1.0)
+    assert [format_share(one) for one in shares] == [
+        *("90%", "7%", "99.9%", "89.9996%", "0.4%", "0%", "100%")
+    ]

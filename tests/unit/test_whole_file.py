@@ -1,12 +1,13 @@
 """Files that are written whole or not at all."""
 
 import os
-import resource
 from pathlib import Path
 
 import pytest
+from full_disk import largest_file
 
 from kvxfer.errors import InvalidUsage
+from kvxfer.report.export import write_file
 from kvxfer.whole_file import write_whole
 
 
@@ -39,12 +40,26 @@ def test_what_is_no_regular_file_stays(tmp_path: Path, kind: str) -> None:
 def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_whole(path, b"old")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
-    try:
-        with pytest.raises(InvalidUsage, match="too large"):
-            write_whole(path, bytes(1 << 20))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with largest_file(1 << 16), pytest.raises(InvalidUsage, match="too large"):
+        write_whole(path, bytes(1 << 20))
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_report_replaces_the_file_behind_a_link(tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    write_file(str(link), "new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+    with largest_file(2), pytest.raises(InvalidUsage, match="too large"):
+        write_file(str(link), b"newer")
+    assert path.read_text() == "new"
+
+
+def test_a_report_goes_into_a_device_as_it_is() -> None:
+    write_file("/dev/null", "text")
+    with pytest.raises(InvalidUsage, match="'/dev/full': No space left"):
+        write_file("/dev/full", "text")
+    assert Path("/dev/full").is_char_device()

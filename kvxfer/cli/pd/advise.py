@@ -78,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
         if basis is not None:
             line.show("simulating changes")
         found = advise(seen, targets, basis)
-    if args.json is not None:
-        write_file(args.json, advice_json(found))
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     show(lambda console: _print(found, console), width=None if on_terminal else _PIPE_COLUMNS)
+    if args.json is not None:
+        write_file(args.json, advice_json(found))
     return _EXITS[found.outcome]
 
 

@@ -16,7 +16,12 @@ from kvxfer.cli.pd.model_options import require_steps_of
 from kvxfer.cli.pd.status_line import StatusLine
 from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.pd.analysis import parse_objectives
-from kvxfer.pd.experiment_result import ExperimentResult, save_result
+from kvxfer.pd.experiment_result import (
+    RESULT_FILE,
+    ExperimentResult,
+    load_result,
+    save_result,
+)
 from kvxfer.pd.experiments.base import Experiment
 from kvxfer.pd.experiments.context import Context
 from kvxfer.pd.experiments.options import SIZES, Options, Size
@@ -27,6 +32,7 @@ from kvxfer.pd.launch.scratch import Scratch, scratch_folder
 from kvxfer.pd.load.plan import parse_tokens
 from kvxfer.pd.planner.figures import find_engine
 from kvxfer.pd.planner.same_model import Model
+from kvxfer.pd.planner.transfer_model import KINDS
 from kvxfer.report.experiment_page import write_report
 from kvxfer.report.experiment_table import print_experiment
 
@@ -91,6 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--sweep", nargs="+", default=[], metavar="FILE", help="records of `kvxfer sweep --json`"
     )
+    for kind in KINDS:
+        option = f"--{kind.replace('_', '-')}"
+        what.add_argument(option, help="of the sweeps' rows, where they have several")
     load_options.add_arguments(parser)
     stack_options.add_arguments(parser)
     parser.set_defaults(model=None)
@@ -117,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         launcher = functools.cache(lambda model: _launcher(args, model, scratch))
         pairs = [(one, _context(args, one, out / one.name, launcher, line)) for one in experiments]
         try:
-            results = _conduct(pairs)
+            results = _conduct(pairs, line)
         except KeyboardInterrupt:
             line.say(f"interrupted; the same command goes on with what {out} lacks")
             return _EXIT_INTERRUPTED
@@ -127,7 +136,9 @@ def run(args: argparse.Namespace) -> int:
         return max(_report(result, out / result.name, line) for result in results)
 
 
-def _conduct(pairs: Sequence[tuple[Experiment, Context]]) -> list[ExperimentResult]:
+def _conduct(
+    pairs: Sequence[tuple[Experiment, Context]], line: StatusLine
+) -> list[ExperimentResult]:
     """One after the other; each is written down before the next begins."""
     sharing = [context for one, context in pairs if one.shares_setups and context.how == "measured"]
     if len(sharing) > 1:
@@ -135,8 +146,24 @@ def _conduct(pairs: Sequence[tuple[Experiment, Context]]) -> list[ExperimentResu
     results = []
     for one, context in pairs:
         results.append(one.run(context))
+        older = _replaced(context)
+        if older:
+            line.say(f"{one.name}: replaces the result of {older}")
         save_result(context.out, results[-1])
     return results
+
+
+def _replaced(context: Context) -> str:
+    """What another command left in the folder, in words; empty where there is nothing of it."""
+    path = context.out / RESULT_FILE
+    if not path.exists():
+        return ""
+    try:
+        older = load_result(path)
+    except InvalidUsage:
+        return f"{path}, which cannot be read"
+    command = older.commands[0] if older.commands else "an unknown command"
+    return "" if command == shlex.join(context.command) else f"{older.made_at}, {command}"
 
 
 def _launcher(args: argparse.Namespace, model: str, scratch: Scratch) -> Launcher:
@@ -187,7 +214,8 @@ def _options(args: argparse.Namespace, base: Options) -> Options:
     if args.engine_figures is not None:
         found = replace(found, engine=args.engine_figures)
     if args.sweep:
-        found = replace(found, sweeps=tuple(map(Path, args.sweep)))
+        rows = {kind: value for kind in KINDS if (value := getattr(args, kind)) is not None}
+        found = replace(found, sweeps=tuple(map(Path, args.sweep)), sweep_rows=rows)
     told = stack_options.engine_args(args)
     return replace(
         found,

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from decimal import Decimal
 from typing import Final
 
 from kvxfer.cli.model_side import whole_number
@@ -72,18 +73,18 @@ def run(args: argparse.Namespace) -> int:
             line.show(f"simulating {one.name} ({at + 1} of {len(setups)})", key="simulating")
 
         found = plan(setups, traces, models, objectives=objectives, attained=attained, watch=watch)
-    if args.json is not None:
-        write_file(args.json, plan_json(found))
-    if args.html is not None:
-        write_file(args.html, plan_page(found))
-    if args.png is not None:
-        plan_picture(found, args.png)
     loads = range(len(found.loads)) if args.each else [len(found.loads) - 1]
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     show(
         lambda console: print_plan(found, console, loads=loads, most=most),
         width=None if on_terminal else _PIPE_COLUMNS,
     )
+    if args.json is not None:
+        write_file(args.json, plan_json(found))
+    if args.html is not None:
+        write_file(args.html, plan_page(found))
+    if args.png is not None:
+        plan_picture(found, args.png)
     reached = max(one.serves(attained) for one in found.candidates)
     return _EXIT_UNMET if objectives and reached < len(found.loads) else 0
 
@@ -95,4 +96,4 @@ def _percent(text: str) -> float:
         value = -1.0
     if not 0.0 < value <= 100.0:
         raise InvalidUsage(f"--attained: {text!r} is not a percentage above 0, to 100")
-    return value / 100.0
+    return float(Decimal(text) / 100)  # of floats, 99.9 / 100 is more than 0.999

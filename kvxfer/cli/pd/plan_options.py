@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, get_args
 
@@ -23,6 +24,11 @@ from kvxfer.pd.planner.transfer_model import TransferModel, load_transfer
 
 _RANGE: Final = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 _MAX_CONCURRENCY: Final = 100_000
+_CONCURRENCY: Final = "1..32"
+_ROW_OPTIONS: Final = ("transport", "memory", "block-order", "order", "dtype")
+_OF_SWEEPS: Final = ("op", "sms", "control-ms", "contention", "strict", *_ROW_OPTIONS)
+_OF_LENGTHS: Final = ("isl", "osl", "concurrency")
+_OF_TRACES: Final = ("trace-format", "most-requests", "speed")
 _MAX_SEQS: Final = 1 << 20
 _MAX_TP: Final = 1024
 
@@ -51,11 +57,14 @@ def add_cost_arguments(
         help="transfers' times: what kvxfer sweep --json wrote; may be given several times "
         "(without: transfers are free, and marked)",
     )
-    costs.add_argument("--transport", help="of the sweep's rows, where it has several")
-    costs.add_argument("--op", default="put", choices=("put", "get"), help="of the sweep's rows")
+    for name in _ROW_OPTIONS:
+        costs.add_argument(
+            f"--{name}", help="of the sweep's rows, where it has several (as `kvxfer sweep` has it)"
+        )
+    costs.add_argument("--op", choices=("put", "get"), help="of the sweep's rows (default: put)")
     costs.add_argument("--sms", metavar="N", help="of the sweep's rows (default: the fewest)")
     costs.add_argument(
-        "--control-ms", default="0", metavar="MS", help="of a hand-over besides the copy"
+        "--control-ms", metavar="MS", help="of a hand-over besides the copy (default: 0)"
     )
     costs.add_argument(
         "--contention",
@@ -75,7 +84,8 @@ def models_of(args: argparse.Namespace, engine: EngineModel) -> Models:
     """The costs of that engine, and of the transfers that the options name.
 
     Raises:
-        InvalidUsage: a file cannot be read, an option is wrong, or the engine is of another model.
+        InvalidUsage: a file cannot be read, an option is wrong or says of a sweep what none is
+            given for, or the engine is of another model.
     """
     block_tokens = whole_number("--block-size", args.block_size, 1, 1 << 16)
     shape = load_model(args.model)
@@ -86,15 +96,20 @@ def models_of(args: argparse.Namespace, engine: EngineModel) -> Models:
 
 def _transfer(args: argparse.Namespace) -> TransferModel | None:
     if not args.sweep:
+        _refuse(args, _OF_SWEEPS, "goes with --sweep; give one, or leave it out")
         return None
     try:
-        control_s = float(args.control_ms) * 1e-3
+        control_s = 0.0 if args.control_ms is None else float(args.control_ms) * 1e-3
     except ValueError as error:
         raise InvalidUsage(f"--control-ms: {args.control_ms!r} is no number") from error
     return load_transfer(
         [Path(name) for name in args.sweep],
-        transport=args.transport,
-        op=args.op,
+        only={
+            field: value
+            for name in _ROW_OPTIONS
+            if (value := getattr(args, field := name.replace("-", "_"))) is not None
+        },
+        op=args.op or "put",
         sm_count=None if args.sms is None else whole_number("--sms", args.sms, 0, 1024),
         control_s=control_s,
         contention=load_contention([Path(name) for name in args.contention])
@@ -111,8 +126,8 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--osl", help="tokens out, such as 1k")
     load.add_argument(
         "--concurrency",
-        default="1..32",
-        help="requests in flight: 1,4,16, or 1..32 for every power of two between",
+        help="requests in flight: 1,4,16, or 1..32 for every power of two between "
+        f"(default: {_CONCURRENCY})",
     )
     load.add_argument(
         "--traces",
@@ -120,10 +135,12 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of those: a trace of Mooncake or vLLM (JSONL) or Azure (CSV)",
     )
     load.add_argument(
-        "--trace-format", default="auto", choices=("auto", "mooncake", "vllm", "azure")
+        "--trace-format",
+        choices=("auto", "mooncake", "vllm", "azure"),
+        help="(default: auto, by its first line)",
     )
     load.add_argument("--most-requests", metavar="N", help="of a trace, the first ones")
-    load.add_argument("--speed", default="1", help="of a trace: 2 sends it in half the time")
+    load.add_argument("--speed", help="of a trace: 2 sends it in half the time (default: 1)")
 
 
 def traces_of(args: argparse.Namespace) -> list[Trace]:
@@ -133,23 +150,38 @@ def traces_of(args: argparse.Namespace) -> list[Trace]:
         InvalidUsage: an option is wrong or of the other kind of load, or a file cannot be read.
     """
     if args.traces is not None:
-        if args.isl or args.osl:
-            raise InvalidUsage("--isl and --osl do not go with --traces, which has lengths")
+        _refuse(args, _OF_LENGTHS, "does not go with --traces, which has its own load")
         try:
-            speed = float(args.speed)
+            speed = 1.0 if args.speed is None else float(args.speed)
         except ValueError as error:
             raise InvalidUsage(f"--speed: {args.speed!r} is no number") from error
         most = args.most_requests
         most_requests = None if most is None else _whole("--most-requests", most, MAX_REQUESTS)
-        path, form = Path(args.traces), args.trace_format
-        return [read_trace(path, form=form, most_requests=most_requests, speed=speed)]
+        return [
+            read_trace(
+                Path(args.traces),
+                form=args.trace_format or "auto",
+                most_requests=most_requests,
+                speed=speed,
+            )
+        ]
+    _refuse(args, _OF_TRACES, "goes with --traces; give one, or leave it out")
     if not args.isl or not args.osl:
         raise InvalidUsage("give --isl and --osl, or --traces FILE")
     isl, osl = (parse_tokens(f"--{name}", [getattr(args, name)])[0] for name in ("isl", "osl"))
     return [
         closed_loop(isl=isl, osl=osl, concurrency=count)
-        for count in parse_concurrency(args.concurrency)
+        for count in parse_concurrency(
+            _CONCURRENCY if args.concurrency is None else args.concurrency
+        )
     ]
+
+
+def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    """Refuse options that would be left unread."""
+    for name in names:
+        if getattr(args, name.replace("-", "_")) not in (None, False, []):
+            raise InvalidUsage(f"--{name} {reason}")
 
 
 def parse_concurrency(text: str) -> list[int]:

@@ -13,8 +13,9 @@ from kvxfer.cli.output import show, write
 from kvxfer.cli.pd.model_options import require_records_of
 from kvxfer.cli.pd.status_line import StatusLine
 from kvxfer.errors import InvalidUsage
+from kvxfer.layout.kv_layout import canonical_dtype
 from kvxfer.pd.load.plan import parse_tokens
-from kvxfer.pd.planner.engine_model import EngineModel, StepModel, load_engine, save_engine
+from kvxfer.pd.planner.engine_model import EngineModel, StepModel, engine_json, load_engine
 from kvxfer.pd.planner.fit_check import FittedRow, fitted_rows, misfits
 from kvxfer.pd.planner.profile_live import (
     BATCHES,
@@ -24,10 +25,15 @@ from kvxfer.pd.planner.profile_live import (
     ProfilePlan,
     profile,
 )
-from kvxfer.pd.planner.profile_records import profile_of, read_points
+from kvxfer.pd.planner.profile_records import (
+    Measured,
+    profile_of,
+    read_points,
+    taken_of,
+)
 from kvxfer.pd.planner.profile_streams import Asker, kv_capacity_tokens, longest_request
 from kvxfer.pd.planner.same_model import Model, relation
-from kvxfer.report.export import require_writable
+from kvxfer.report.export import require_writable, write_file
 from kvxfer.report.planner_table import print_fit
 
 _TIMEOUT_S: Final = 10.0  # of questions that engines answer at once
@@ -61,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--add", action="store_true", help="keep what --out holds of other TP sizes"
     )
     parser.add_argument("--name", help="of the engine (default: --url or --records)")
-    parser.add_argument("--tp", default="1", metavar="N", help="GPUs of that engine")
+    parser.add_argument(
+        "--tp", metavar="N", help="GPUs of that engine (default: 1, with --records theirs)"
+    )
     parser.add_argument("--kv-dtype", default="bfloat16", help="of its cache")
     parser.add_argument("--seconds", default="120", metavar="S", help="most that is spent")
     parser.add_argument("--prompts", default=_words(PROMPTS), help="lengths of prompts")
@@ -86,15 +94,18 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidUsage("give --url of an engine, or --records of a benchmark")
     require_writable(args.out)
     out = Path(args.out)
-    tp_size = whole_number("--tp", args.tp, 1, _MAX_TP)
+    kv_dtype = canonical_dtype(args.kv_dtype)
+    asked_tp = None if args.tp is None else whole_number("--tp", args.tp, 1, _MAX_TP)
     kept = _kept(out, args.model) if args.add else []
     if args.url is not None:
         found, capacity = _measured(args)
+        tp_size = asked_tp or 1
     else:
         only = parse_list("--points", args.points, str) if args.points else None
         points = read_points(Path(args.records))
         found, capacity = profile_of(points, only), None
         require_records_of(points, args.model, "--model", only)
+        tp_size = _recorded_tp(taken_of(points, only), asked_tp)
     steps = found.fit(tp_size, capacity)
     source = "url" if args.url else "records"
     engine = EngineModel(
@@ -104,12 +115,12 @@ def run(args: argparse.Namespace) -> int:
         steps=sorted(
             [*(one for one in kept if one.tp_size != tp_size), steps], key=lambda one: one.tp_size
         ),
-        kv_dtype=args.kv_dtype,
+        kv_dtype=kv_dtype,
         first_tokens_together=found.first_tokens_together,
     )
-    save_engine(out, engine)
     rows = fitted_rows(steps, found.rows)
     status = _report(rows, found.warnings, out, _REMEDIES[source])
+    write_file(args.out, engine_json(engine))
     if found.cut_off:
         write(f"the {args.seconds} s were up before all was asked; --seconds gives it more\n")
     write(f"besides steps a request takes {steps.request_s * 1e3:.3g} ms; wrote {out}\n")
@@ -132,6 +143,21 @@ def _kept(out: Path, model: str) -> list[StepModel]:
             "--add out to write it anew"
         )
     return engine.steps
+
+
+def _recorded_tp(points: Sequence[Measured], asked: int | None) -> int:
+    """The size that the records have, which is one.
+
+    Raises:
+        InvalidUsage: another one is asked for.
+    """
+    recorded = points[0].setup.prefill_tp
+    if asked not in (None, recorded):
+        raise InvalidUsage(
+            f"--tp is {asked}, and the records are of TP {recorded}; leave --tp out, or give "
+            f"records of TP {asked}"
+        )
+    return recorded
 
 
 def _measured(args: argparse.Namespace) -> tuple[Profile, int | None]:

@@ -56,6 +56,11 @@ def run(args: argparse.Namespace) -> int:
     budget = None if args.token_budget is None else positive("--token-budget")(args.token_budget)
     folder = Path(args.folder)
     found = analyse(folder, objectives=objectives, token_budget=budget)
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    show(
+        lambda console: print_run(found, console, percentiles=percentiles),
+        width=None if on_terminal else _PIPE_COLUMNS,
+    )
     drawings = list(plots(found)) if args.html is not None or args.png is not None else []
     if args.html is not None:
         title = f"Prefill and decode: {folder.resolve().name}"
@@ -63,11 +68,6 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.html, page)
     if args.png is not None:
         write_pictures(drawings, Path(args.png))
-    on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    show(
-        lambda console: print_run(found, console, percentiles=percentiles),
-        width=None if on_terminal else _PIPE_COLUMNS,
-    )
     return 1 if found.failed else 0
 
 

@@ -24,6 +24,7 @@ from kvxfer.pd.advise.changes import (
 )
 from kvxfer.pd.advise.observation import Observation
 from kvxfer.pd.advise.targets import Judged, Target
+from kvxfer.units import format_gpus
 
 Outcome: TypeAlias = Literal["holds", "broken", "unclear", "idle"]
 _NO_RECORDS: Final = "give --model, --engine and --sweep for a prediction"
@@ -176,7 +177,7 @@ def _holds(seen: Observation, judged: Sequence[Judged], outlook: _Outlook) -> st
         return f"{start}; keep the set-up: no change that frees a GPU is predicted to hold."
     best = min(cheaper, key=lambda one: (one.change.setup.num_gpus, one.excess(targets)))
     saved = present - best.change.setup.num_gpus
-    return f"{start}; to save {_gpus(saved)}, {_told(best, outlook.present, targets)}."
+    return f"{start}; to save {format_gpus(saved)}, {_told(best, outlook.present, targets)}."
 
 
 def _unclear(judged: Sequence[Judged]) -> str:
@@ -201,7 +202,7 @@ def _told(one: Predicted, present: Predicted, targets: Sequence[Target]) -> str:
         )
     )
     budget = f" with {setup.token_budget} tokens a step" if setup.kind == "aggregated" else ""
-    size = f"{setup.label}{budget}, {_gpus(setup.num_gpus)}"
+    size = f"{setup.label}{budget}, {format_gpus(setup.num_gpus)}"
     if setup.num_gpus != now.num_gpus:
         size += f" instead of {now.num_gpus}"
     return f"{one.change.what} ({size}): the planner predicts {figures}"
@@ -238,10 +239,6 @@ def _ms(value: float) -> str:
     if value != value:
         return "none"
     return f"{value:.0f} ms" if value >= 100.0 else f"{value:.3g} ms"
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def _listed(texts: "Iterator[str] | Sequence[str] | map[str]") -> str:

@@ -72,7 +72,7 @@ def buckets_of(page: Page, name: str) -> Buckets | None:
     """A histogram of a page, summed over its labels; None where there is none.
 
     Raises:
-        ProtocolMismatch: its buckets contradict each other.
+        ProtocolMismatch: its buckets contradict each other, or hold what is no finite number.
     """
     cumulated: dict[float, float] = {}
     for labels, value in page.of(f"{name}_bucket"):
@@ -85,9 +85,12 @@ def buckets_of(page: Page, name: str) -> Buckets | None:
         return None
     bounds = sorted(cumulated)
     counts = _differences([cumulated[bound] for bound in bounds])
+    total = page.total(f"{name}_sum")
+    if not all(map(math.isfinite, (*bounds[:-1], *counts, total))):
+        raise ProtocolMismatch(f"{name}: a bound, a bucket or the sum is no finite number")
     if not math.isinf(bounds[-1]) or min(counts) < 0:
         raise ProtocolMismatch(f"{name}: its buckets do not rise up to +Inf")
-    return Buckets(tuple(bounds), counts, page.total(f"{name}_sum"))
+    return Buckets(tuple(bounds), counts, total)
 
 
 def buckets_between(earlier: Page, later: Page, name: str) -> Buckets | None:

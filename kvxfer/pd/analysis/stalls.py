@@ -17,7 +17,9 @@ def expected_share(*, concurrency: int, isl: int, osl: int, token_budget: int) -
 
         f = (c - 1) * ceil(isl / budget) / (osl - 1)
 
-    Every percentile of ITL above 1 - f sees the stall. Shared steps make it fewer, splits more.
+    Every percentile of ITL above 1 - f sees the stall. Shared steps make it fewer, splits more. It
+    is of full overlap, each prefill while all others decode: requests of equal length end together,
+    and where each takes a time before its first step too, of few in flight down to half is left.
     """
     if osl < 2:
         return 0.0

@@ -4,7 +4,7 @@ The articles' load: 8k and 1k tokens in, 1k out, 1 to 32 requests in flight. Whe
 aggregated set-up, one on as many devices is simulated beside them, and marked so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -73,7 +73,7 @@ def _stand_in(run: RunSummary, context: Context) -> tuple[SetupSummary | None, t
     if has_aggregated or not pairs or not context.options.engine:
         return None, ()
     setup = pairs[0].setup
-    models = models_of(context.options.engine, context.options.sweeps)
+    models = models_of(context.options)
     steps, measured = Model.named(models.engine.model), Model.named(setup.model)
     found = relation(steps, measured)
     about = f"the engine's figures are of {steps.name}, the records of {measured.name}"
@@ -95,7 +95,7 @@ def _findings(run: RunSummary, load: Load, how: HowOf) -> Iterator[Said]:
     if not pairs:
         yield Said(f"{load}: no aggregated and PD set-ups to compare", "computed")
     for aggregated, pd in pairs:
-        either: How = "simulated" if "simulated" in (how(aggregated), how(pd)) else how(pd)
+        either = _how_of(how, (aggregated, pd))
         unequal = aggregated.setup.num_devices != pd.setup.num_devices
         if unequal:
             yield Said(
@@ -108,15 +108,21 @@ def _findings(run: RunSummary, load: Load, how: HowOf) -> Iterator[Said]:
             if text:
                 devices = f", {_devices(pd)} against {_devices(aggregated)}" if unequal else ""
                 yield Said(f"{load}: {text}{devices}", either)
-    hows = {how(one) for one in run.serving}
-    yield from slo_findings(run, load, "simulated" if "simulated" in hows else hows.pop())
+    yield from slo_findings(run, load, _how_of(how, run.serving))
     for one in run.crossings:
         if one.load == load:
+            crossing = [each for each in run.serving if each.setup.name in (one.below, one.above)]
             yield Said(
                 f"{load}, {one.concurrency} in flight: the ITL of {one.below} is lower up to "
                 f"P{one.percent:.1f}, that of {one.above} beyond",
-                "simulated" if "simulated" in hows else "measured",
+                _how_of(how, crossing),
             )
+
+
+def _how_of(how: HowOf, setups: Sequence[SetupSummary]) -> How:
+    """Of what compares set-ups: simulated where one of them is."""
+    hows = {how(one) for one in setups}
+    return "simulated" if "simulated" in hows else hows.pop()
 
 
 def _devices(one: SetupSummary) -> str:

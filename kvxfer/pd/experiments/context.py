@@ -97,7 +97,7 @@ class Context:
         Raises:
             InvalidUsage: there are no figures, or they do not have a set-up's parallel size.
         """
-        models = models_of(self.options.engine, self.options.sweeps)
+        models = models_of(self.options)
         return simulated_run(specs, load, models, self.options.objectives)
 
     def bench(self, load: LoadPlan) -> Bench:

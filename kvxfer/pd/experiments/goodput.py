@@ -250,8 +250,7 @@ def _figure(points: Sequence[Point], how: How) -> Figure:
 
 
 def _line(point: Point, values_ms: Floats, limit: str, how: How) -> Curve:
-    limits = _limits(values_ms, _LINE)
-    limits = [limits[0] * 0.9, *limits]  # one that none meets
+    limits = [0.9 * float(values_ms.min()), *_limits(values_ms, _LINE)]  # the first none meets
     goods = [point.goodput(**{limit: value}) for value in limits]
     return Curve(point.served.setup, limits, goods, how)
 

@@ -5,7 +5,8 @@ rated speed, or come from sweeps (``--sweep``); several requests at once share a
 their sharing was measured, so that the last of n takes n times as long.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -74,7 +75,7 @@ class Link:
             curve = self.measured.curve(run_bytes=kv.run_bytes(1, 1))
             yield from curve.reasons
             if not curve.covers(kv.request_bytes(num_tokens)):
-                yield "larger or smaller than any measured transfer, taken at the nearest rate"
+                yield "outside the measured sizes: the nearest's rate above, its time below"
 
 
 RATED: Final = (
@@ -86,23 +87,35 @@ RATED: Final = (
 _MAX_SWEEPS: Final = 2
 
 
-def links_of(sweeps: Sequence[Path]) -> list[Link]:
+def links_of(sweeps: Sequence[Path], rows: Mapping[str, str] | None = None) -> list[Link]:
     """The rated links, and one of each record of a sweep.
 
+    Args:
+        sweeps: the records.
+        rows: of their rows, as `Options.sweep_rows`; of several records those that need it take it.
+
     Raises:
-        InvalidUsage: there are too many records to draw, or one cannot be read.
+        InvalidUsage: there are too many records to draw, one cannot be read, or has rows of several
+            transports, memories and so on, and none is named.
     """
     if len(sweeps) > _MAX_SWEEPS:
         raise InvalidUsage(f"{len(sweeps)} sweeps; give up to {_MAX_SWEEPS}, six lines are drawn")
     measured = []
     for path in sweeps:
-        model = load_transfer([path])
+        model = _transfers(path, rows or {}, is_alone=len(sweeps) == 1)
         measured.append(Link(f"{model.rows[0].transport}, {path.stem}", measured=model))
     return [*RATED, *measured]
 
 
+def _transfers(path: Path, rows: Mapping[str, str], *, is_alone: bool) -> TransferModel:
+    if not is_alone:
+        with suppress(InvalidUsage):
+            return load_transfer([path])
+    return load_transfer([path], only=rows)
+
+
 def _conduct(context: Context) -> ExperimentResult:
-    links = links_of(context.options.sweeps)
+    links = links_of(context.options.sweeps, context.options.sweep_rows)
     lengths = context.options.load.isl
     longest = max(lengths)
     return ExperimentResult(

@@ -1,5 +1,6 @@
 """What an experiment measures and works with."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -27,6 +28,8 @@ class Options:
         prefill_args, decode_args: what engines are told besides.
         engine: the planner's figures of an engine: a name that comes with kvxfer, or a file.
         sweeps: records of ``kvxfer sweep --json``, for transfers.
+        sweep_rows: of the sweeps' rows, where they have several: values of the planner's `KINDS`,
+            such as a transport.
     """
 
     model: str = "tiny"
@@ -38,6 +41,7 @@ class Options:
     decode_args: tuple[str, ...] = ()
     engine: str = ""
     sweeps: tuple[Path, ...] = ()
+    sweep_rows: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def objectives(self) -> tuple[Objective, ...]:

@@ -23,8 +23,14 @@ class Served:
     replies: Replies
     duration_s: float
 
+    @property
+    def mean_in_flight(self) -> float:
+        """Requests at once, over the whole point; at a finite rate fewer than ``concurrency``."""
+        return sum(one.e2el_ms for one in self.replies.completed) * 1e-3 / self.duration_s
+
     def __str__(self) -> str:
-        return f"{self.setup}, {self.load}, {self.concurrency} in flight"
+        most = "" if self.load.request_rate is None else "at most "
+        return f"{self.setup}, {self.load}, {most}{self.concurrency} in flight"
 
 
 def served_points(context: Context) -> list[Served]:
@@ -39,7 +45,7 @@ def served_points(context: Context) -> list[Served]:
 
 
 def heaviest(points: list[Served]) -> list[Served]:
-    """Of each set-up the one with the most prompt tokens in flight."""
+    """Of each set-up the one with the most prompt tokens in flight, on the average."""
     chosen: dict[str, Served] = {}
     for one in points:
         best = chosen.get(one.setup)
@@ -48,8 +54,8 @@ def heaviest(points: list[Served]) -> list[Served]:
     return list(chosen.values())
 
 
-def _weight(one: Served) -> tuple[int, float]:
-    return one.concurrency * one.load.isl, one.load.request_rate or 0.0
+def _weight(one: Served) -> float:
+    return one.mean_in_flight * one.load.isl
 
 
 def _recorded(context: Context) -> Iterator[Served]:
@@ -72,7 +78,7 @@ def _recorded(context: Context) -> Iterator[Served]:
 
 def _simulated(context: Context) -> Iterator[Served]:
     options = context.options
-    models = models_of(options.engine, options.sweeps)
+    models = models_of(options)
     for spec in options.specs():
         for point in options.load.points(spec):
             trace = trace_of(point, options.load)

@@ -7,12 +7,12 @@ measured, its set-up has a finding that says so.
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout.models import load_model
 from kvxfer.pd.analysis import Objective
 from kvxfer.pd.analysis.compare import contests, crossings
+from kvxfer.pd.experiments.options import Options
 from kvxfer.pd.launch.spec import SetupSpec
 from kvxfer.pd.load.plan import LoadPlan, seed_of
 from kvxfer.pd.planner import KVSize, Setup, Trace, load_transfer
@@ -27,17 +27,20 @@ _BUDGET = 8192
 _NUMBER = re.compile("[0-9]+")
 
 
-def models_of(engine: str, sweeps: Sequence[Path]) -> Models:
+def models_of(options: Options) -> Models:
     """The costs: an engine's figures, the KV of its model, transfers of sweeps where there are any.
 
     Raises:
-        InvalidUsage: a name is not known, or a record cannot be read.
+        InvalidUsage: a name is not known, a record cannot be read, or sweeps have rows of several
+            transports, memories and so on, and none is named.
     """
-    if not engine:
+    if not options.engine:
         raise InvalidUsage("nothing to simulate an engine by; name its figures: --engine-figures")
-    found = find_engine(engine)
+    found = find_engine(options.engine)
     kv = KVSize.of(load_model(found.model), dtype=found.kv_dtype)
-    return Models(engine=found, kv=kv, transfer=load_transfer(sweeps) if sweeps else None)
+    sweeps = options.sweeps
+    transfer = load_transfer(sweeps, only=options.sweep_rows) if sweeps else None
+    return Models(engine=found, kv=kv, transfer=transfer)
 
 
 def simulated_run(

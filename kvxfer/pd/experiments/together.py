@@ -5,6 +5,7 @@ experiment's own folder, as if it had been measured alone, so that each finds it
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from kvxfer.pd.experiments.context import RUN_FOLDER, Context
 from kvxfer.pd.launch.spec import SetupSpec
 from kvxfer.pd.load.measure import Bench
 from kvxfer.pd.load.run import measure_stack, missing_points
-from kvxfer.pd.result import PDPoint
+from kvxfer.pd.result import PDPoint, require_folder
 
 
 class _Wanted(NamedTuple):
@@ -34,7 +35,7 @@ def measure_together(contexts: Sequence[Context]) -> None:
         contexts: of experiments that measure their options' set-ups under their options' load.
 
     Raises:
-        InvalidUsage: a folder holds another set-up of that name.
+        InvalidUsage: a folder holds another set-up of that name, or cannot be made or written.
         NotAvailable: there is no vLLM.
     """
     wanted: dict[tuple[SetupSpec, str], list[_Wanted]] = {}
@@ -46,9 +47,11 @@ def measure_together(contexts: Sequence[Context]) -> None:
             if points and spec.url is None:
                 one = _Wanted(context, bench, points, folder)
                 wanted.setdefault((spec, context.options.model), []).append(one)
-    for (spec, _), several in wanted.items():
-        if len(several) > 1:
-            _measure(spec, several)
+    shared = {key: several for key, several in wanted.items() if len(several) > 1}
+    for one in chain.from_iterable(shared.values()):
+        require_folder(one.folder)
+    for (spec, _), several in shared.items():
+        _measure(spec, several)
 
 
 def _measure(spec: SetupSpec, wanted: Sequence[_Wanted]) -> None:

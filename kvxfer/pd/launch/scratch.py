@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvxfer.pd.result import make_folder
+
 _PREFIX: Final = "kvxfer-pd-"
 _MODELS: Final = "models"
 _log = logging.getLogger(__name__)
@@ -34,9 +36,12 @@ def scratch_folder(kept: Path | None) -> Iterator[Scratch]:
     """Folders for a block: both are ``kept``, or new ones, which go with the block.
 
     Where it fails, logs stay, without models, and a warning says where.
+
+    Raises:
+        InvalidUsage: ``kept`` cannot be made or written.
     """
     if kept is not None:
-        kept.mkdir(parents=True, exist_ok=True)
+        make_folder(kept)
         yield Scratch(kept.resolve(), kept.resolve())
         return
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, get_args
-from urllib.parse import urlsplit
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.pd.result import Connector, Kind, Reuse
+from kvxfer.pd.client import address_of
+from kvxfer.pd.result import Connector, Kind, Reuse, require_name
 
 MAX_ENGINES: Final = 64
 _MAX_DEVICE = 1023
@@ -40,7 +40,8 @@ class SetupSpec:
         url: of an external server, or of one of any kind that runs already.
 
     Raises:
-        InvalidUsage: a count is out of range, or fields contradict each other.
+        InvalidUsage: the name is none of a folder, a count is out of range, or fields contradict
+            each other.
     """
 
     name: str
@@ -57,6 +58,7 @@ class SetupSpec:
     url: str | None = None
 
     def __post_init__(self) -> None:
+        require_name(self.name)
         for field in _COUNTS.values():
             value = getattr(self, field)
             low = 0 if field == "num_decode" else 1
@@ -142,7 +144,8 @@ def _read_pair(setup: str, kind: str, pair: str) -> _Fields:
         return {"reuse": value}
     if key == "devices":
         return {"devices": tuple(_count(setup, pair, part) for part in value.split("+"))}
-    if key == "url" and urlsplit(value).scheme == "http" and urlsplit(value).hostname:
+    if key == "url":
+        address_of(value)
         return {"url": value.rstrip("/")}
     raise InvalidUsage(
         f"set-up {setup!r}: {pair!r} is not known for {kind}; use tp, "

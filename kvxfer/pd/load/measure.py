@@ -125,10 +125,12 @@ def served_name(url: str, timeout_s: float) -> str:
     """The first model that the server at ``url`` lists.
 
     Raises:
+        InvalidUsage: ``url`` is none.
         NotAvailable, TransferFailed: it does not answer, or lists none.
     """
+    text = client.get(url, "/v1/models", timeout_s)
     try:
-        name = json.loads(client.get(url, "/v1/models", timeout_s))["data"][0]["id"]
+        name = json.loads(text)["data"][0]["id"]
     except (ValueError, LookupError, TypeError) as error:
         raise TransferFailed(f"{url}/v1/models lists no model: {error!r}") from error
     return str(name)

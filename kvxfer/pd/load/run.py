@@ -15,7 +15,7 @@ from kvxfer.pd.launch.launcher import Launcher
 from kvxfer.pd.launch.spec import SetupSpec
 from kvxfer.pd.launch.stack import Stack, Watcher
 from kvxfer.pd.load.measure import Bench, Target, served_name
-from kvxfer.pd.result import SETUP_FILE, PDPoint, PDSetup, load_setup, save_setup
+from kvxfer.pd.result import SETUP_FILE, PDPoint, PDSetup, load_setup, require_folder, save_setup
 
 _NAME_S = 10.0
 
@@ -50,16 +50,18 @@ def run_setups(
     its turn.
 
     Raises:
-        InvalidUsage: two set-ups of one name, or ``out`` holds another set-up of that name.
+        InvalidUsage: two set-ups of one name, or ``out`` holds another set-up of that name, or
+            cannot be made or written.
     """
     names = [spec.name for spec in specs]
     if len(set(names)) != len(names):
         raise InvalidUsage(f"set-ups {', '.join(names)}: each needs a name of its own")
     missing = {spec: missing_points(spec, launcher, bench, out / spec.name) for spec in specs}
+    todo = {spec: points for spec, points in missing.items() if points}
+    for spec in todo:
+        require_folder(out / spec.name)
     failures = 0
-    for spec, points in missing.items():
-        if not points:
-            continue
+    for spec, points in todo.items():
         try:
             failures += _run_one(spec, points, launcher, bench, out / spec.name, watchers)
         except KvxferError as error:

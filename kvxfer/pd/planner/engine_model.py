@@ -18,7 +18,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.whole_file import read_bounded
+from kvxfer.whole_file import read_bounded, write_whole
 
 MAX_ENGINE_BYTES = 4 << 20
 
@@ -200,6 +200,15 @@ def load_engine(path: Path) -> EngineModel:
         raise InvalidUsage(f"{path} is not an engine's figures: {error}") from error
 
 
+def engine_json(engine: EngineModel) -> bytes:
+    """As ``engine.json`` has it."""
+    return msgspec.json.format(msgspec.json.encode(engine), indent=2) + b"\n"
+
+
 def save_engine(path: Path, engine: EngineModel) -> None:
-    """Write ``engine.json``."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(engine), indent=2) + b"\n")
+    """Write ``engine.json``, whole or not at all.
+
+    Raises:
+        InvalidUsage: it cannot be written; names the path and the cause.
+    """
+    write_whole(path, engine_json(engine))

@@ -19,6 +19,7 @@ class KVSize:
         num_layers: that hold KV.
         num_kv_heads: over which ranks split a page.
         dtype: as `KVLayout.dtype`.
+        max_tokens: most tokens of a request of the model, None = not known.
     """
 
     model: str
@@ -28,6 +29,7 @@ class KVSize:
     num_layers: int = 1
     num_kv_heads: int = 1
     dtype: str = "bfloat16"
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("bytes_per_token", "page_bytes", "block_tokens", "num_layers", "num_kv_heads"):
@@ -46,6 +48,7 @@ class KVSize:
             layout.num_layers,
             layout.num_kv_heads,
             layout.dtype,
+            shape.max_tokens,
         )
 
     def request_bytes(self, num_tokens: int) -> int:

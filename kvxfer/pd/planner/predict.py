@@ -53,8 +53,10 @@ def plan(
         watch: called before each set-up, with its number.
 
     Raises:
-        InvalidUsage: no set-up can be simulated; says why the first cannot.
+        InvalidUsage: a request is longer than the model takes, or no set-up can be simulated; says
+            why the first cannot.
     """
+    _require_context(traces, models.kv)
     found: list[Candidate] = []
     skipped: list[tuple[str, str]] = []
     for at, one in enumerate(setups):
@@ -83,6 +85,18 @@ def plan(
         skipped=tuple(skipped),
         recommendation=choice,
     )
+
+
+def _require_context(traces: Sequence[Trace], kv: KVSize) -> None:
+    requests = [request for trace in traces for request in trace.requests]
+    longest = max(requests, key=lambda one: one.num_prompt_tokens + one.num_output_tokens)
+    num_tokens = longest.num_prompt_tokens + longest.num_output_tokens
+    if kv.max_tokens is not None and num_tokens > kv.max_tokens:
+        raise InvalidUsage(
+            f"a request of {num_tokens} tokens ({longest.num_prompt_tokens} in, "
+            f"{longest.num_output_tokens} out), and {kv.model} takes {kv.max_tokens}; send shorter "
+            "ones, or give --model with the config.json of one that takes more"
+        )
 
 
 def _fit(setups: Sequence[Named], engine: EngineModel) -> str:

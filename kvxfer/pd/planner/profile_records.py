@@ -1,7 +1,8 @@
 """The costs of an engine from records of ``kvxfer pd bench``, as those of a running one.
 
 A prefill engine alone gives the prefill: one request at a time is ``request_s`` and its steps, a
-full queue its steps alone. The replies of whole requests give the decode steps: gaps, by the number
+full queue its steps alone. Points at a rate or of a trace give none: their queue is neither always
+full nor always empty. The replies of whole requests give the decode steps: gaps, by the number
 of requests that decoded meanwhile. A reply's first two gaps are left out (the hand-over falls into
 one, and asynchronous scheduling hands out two tokens at once), and so are stalls, as
 `kvxfer.pd.analysis.stalls` knows them.
@@ -13,16 +14,18 @@ that what these add is their context. The attention of prompts of one length is 
 their tokens.
 """
 
+import logging
 import math
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.pd.analysis.replies import ONE_READ_MS, Reply, replies_of
+from kvxfer.pd.analysis.replies import ONE_READ_MS, Replies, Reply, replies_of
 from kvxfer.pd.analysis.stalls import STALL_FACTOR
 from kvxfer.pd.planner.decode_gaps import MOST_JOINED
 from kvxfer.pd.planner.engine_model import EngineModel, pairs_of
@@ -38,21 +41,26 @@ from kvxfer.pd.result import (
     load_setup,
 )
 from kvxfer.pd.summary import Floats
-from kvxfer.pd.vllm_json import load_bench
+from kvxfer.pd.vllm_json import BenchResult, load_bench
 
 _LEAST_GAPS = 100  # of a number of sequences, to count
 _ONE_READ_S = ONE_READ_MS * 1e-3
 _SKIPPED_GAPS = 2
 _TOKEN_BUDGET = 8192  # where a record does not say
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One point of a run: how it was made, and its replies with when each was sent (seconds)."""
+    """One point of a run: how it was made, and its replies.
+
+    ``sent_s``, seconds, and ``num_prompt_tokens`` of every request, by :attr:`Reply.index`.
+    """
 
     setup: PDSetup
     point: PDPoint
     sent_s: Floats
+    num_prompt_tokens: list[int]
     replies: list[Reply]
     duration_s: float
 
@@ -61,9 +69,17 @@ class Measured:
         """``SETUP/c16-i8192-o128``, as its files are called."""
         return f"{self.setup.name}/{self.point.stem}"
 
+    @property
+    def is_closed_loop(self) -> bool:
+        """Whether the next request was sent when one ended, at no rate and of no trace."""
+        return self.point.request_rate is None and not self.point.trace
+
 
 def read_points(folder: Path) -> list[Measured]:
-    """Every whole point of a run in which no request failed and whose client kept start times.
+    """Every whole point of a run that says what an engine took; of the others a warning says why.
+
+    Those are points with failed requests, without requests, or of a client that kept no start
+    times.
 
     Raises:
         InvalidUsage: there is none, or a record cannot be read.
@@ -75,15 +91,30 @@ def read_points(folder: Path) -> list[Measured]:
             point = load_point(path)
             result = load_bench(bench_path(setup_folder, point))
             replies = replies_of(result)
-            if result.start_times is not None and not replies.failed:
-                sent_s = np.array(result.start_times, np.float64)
-                found.append(Measured(setup, point, sent_s, replies.completed, result.duration))
+            reason = _unfit(result, replies)
+            if reason:
+                _log.warning("%s/%s %s, so it is left out", setup.name, point.stem, reason)
+                continue
+            sent_s = np.array(result.start_times, np.float64)
+            lengths = [length or point.isl for length in result.input_lens]
+            found.append(
+                Measured(setup, point, sent_s, lengths, replies.completed, result.duration)
+            )
     if not found:
         raise InvalidUsage(f"{folder} has no whole point with start times; measure it again")
     return found
 
 
-def profile_of(points: Sequence[Measured], only: Container[str] | None = None) -> Profile:
+def _unfit(result: BenchResult, replies: Replies) -> str:
+    """Why a point says nothing; empty where it does."""
+    if result.start_times is None:
+        return "has no start times"
+    if replies.failed:
+        return f"has {len(replies.failed)} failed of {result.num_requests} requests"
+    return "" if replies.completed else "has no request"
+
+
+def profile_of(points: Sequence[Measured], only: Collection[str] | None = None) -> Profile:
     """Rows of steps from points of one model and parallel size.
 
     Args:
@@ -91,12 +122,10 @@ def profile_of(points: Sequence[Measured], only: Container[str] | None = None) -
         only: labels of the points to take; None: all.
 
     Raises:
-        InvalidUsage: no point is of those, they differ in model or parallel size, or messages came
-            together in each that decodes.
+        InvalidUsage: a label names no point, the points differ in model or parallel size, none of
+            the prefill engine was in a closed loop, or messages came together in each that decodes.
     """
-    taken = [one for one in points if only is None or one.label in only]
-    if not taken:
-        raise InvalidUsage(f"no such point; the run has {', '.join(one.label for one in points)}")
+    taken = taken_of(points, only)
     kinds = {(one.setup.model, one.setup.prefill_tp, _decode_tp(one.setup)) for one in taken}
     if len({(model, tp) for model, *sizes in kinds for tp in sizes}) > 1:
         raise InvalidUsage(
@@ -113,6 +142,19 @@ def profile_of(points: Sequence[Measured], only: Container[str] | None = None) -
     return found
 
 
+def taken_of(points: Sequence[Measured], only: Collection[str] | None) -> list[Measured]:
+    """The points that labels name; None: all.
+
+    Raises:
+        InvalidUsage: a label names none.
+    """
+    labels = [one.label for one in points]
+    unknown = sorted(set(only or ()) - set(labels))
+    if unknown:
+        raise InvalidUsage(f"no such point: {', '.join(unknown)}; the run has {', '.join(labels)}")
+    return [one for one in points if only is None or one.label in only]
+
+
 def _decode_tp(setup: PDSetup) -> int:
     return setup.decode_tp if setup.num_decode else setup.prefill_tp
 
@@ -122,12 +164,20 @@ def _add_prefills(found: Profile, points: Sequence[Measured]) -> None:
     overheads_s = []
     by_length: dict[int, list[Measured]] = defaultdict(list)
     for one in points:
-        by_length[one.point.isl].append(one)
+        if one.is_closed_loop:
+            by_length[one.point.isl].append(one)
+        else:
+            found.warnings.append(
+                f"{one.label}: sent at a rate, not one at a time or into a queue that is always "
+                "full, so that its times tell no step of a prefill; it is left out"
+            )
+    if points and not by_length:
+        raise InvalidUsage(f"{found.warnings[0]}; measure it without --request-rate")
     rows = []
     one_length = len(by_length) == 1
     for isl, group in by_length.items():
-        alone_s = [_ttft_s(one) for one in group if one.point.concurrency == 1]
-        queued_s = [_each_s(one) for one in group if one.point.concurrency > 1]
+        alone_s = [_ttft_s(one) for one in group if not _is_queued(one)]
+        queued_s = [_each_s(one) for one in group if _is_queued(one)]
         if queued_s and alone_s:
             overheads_s.append(max(0.0, min(alone_s) - float(np.median(queued_s))))
         rows.append((isl, float(np.median(queued_s or alone_s)), bool(queued_s), group[0]))
@@ -148,18 +198,25 @@ def _add_prefills(found: Profile, points: Sequence[Measured]) -> None:
 def _add_decodes(found: Profile, points: Sequence[Measured]) -> None:
     """A row for each number of requests that decode, of each point."""
     longest = max((one.point.isl + one.point.osl for one in points), default=0)
-    for row, gaps_s in _decode_rows(points, found.warnings):
+    joined: list[str] = []
+    for row, gaps_s in _decode_rows(points, joined):
         found.rows.append(row)
         found.gaps.append((row, gaps_s))
         found.most_context = max(found.most_context, round(row.num_decoding * longest))
-    if not found.gaps and found.warnings:
-        raise InvalidUsage(f"{found.warnings[0]}; measure on an idle machine")
+    if joined and not found.gaps:
+        raise InvalidUsage(f"{joined[0]}; measure on an idle machine")
+    found.warnings += joined
     setups = sorted({row.setup for row, _ in found.gaps})
     if len(setups) > 1:
         found.warnings.append(
             f"the decode steps are of {len(setups)} set-ups ({', '.join(setups)}), whose steps may "
             "differ; --points takes those of one"
         )
+
+
+def _is_queued(one: Measured) -> bool:
+    """Whether requests wait all the time; a single one never does, however many might."""
+    return one.point.concurrency > 1 and len(one.replies) > 1
 
 
 def _ttft_s(one: Measured) -> float:
@@ -173,16 +230,16 @@ def _each_s(one: Measured) -> float:
 
 
 def _decode_rows(
-    points: Sequence[Measured], warnings: list[str]
+    points: Sequence[Measured], joined: list[str]
 ) -> Iterator[tuple[StepRow, list[float]]]:
     """Gaps by point and number of requests that decode; of a median gap, a row.
 
-    A point whose messages came together has no gaps of steps: ``warnings`` gets its label.
+    A point whose messages came together has no gaps of steps: ``joined`` gets a text of it.
     """
     for one in points:
-        if (joined := _joined(one)) > MOST_JOINED:
-            warnings.append(
-                f"{one.label}: {joined:.0%} of the gaps are under {ONE_READ_MS} ms, messages that "
+        if (share := _joined(one)) > MOST_JOINED:
+            joined.append(
+                f"{one.label}: {share:.0%} of the gaps are under {ONE_READ_MS} ms, messages that "
                 "came together, so its decode steps are left out"
             )
             continue
@@ -247,7 +304,7 @@ def _spans(one: Measured) -> tuple[Floats, Floats]:
 
 
 def engine_of(
-    points: Sequence[Measured], only: Container[str] | None = None, *, source: str
+    points: Sequence[Measured], only: Collection[str] | None = None, *, source: str
 ) -> EngineModel:
     """The engine that was measured, with costs fitted to those points.
 
@@ -259,7 +316,7 @@ def engine_of(
         InvalidUsage: as `profile_of`, or too little was measured for a fit.
     """
     found = profile_of(points, only)
-    setup = next(one.setup for one in points if only is None or one.label in only)
+    setup = taken_of(points, only)[0].setup
     version = setup.environment.get("vllm", "")
     return EngineModel(
         name=f"vLLM {version}".rstrip(),

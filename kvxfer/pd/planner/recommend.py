@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from kvxfer.pd.analysis.slo import Objective
 from kvxfer.pd.plan_summary import Candidate, PlannedPoint, Recommendation
 from kvxfer.pd.summary import EVEN
+from kvxfer.units import format_gpus, format_share
 
 _MOST_CHANGES = 4
 
@@ -65,7 +66,8 @@ def _nothing_serves(
     chosen = _best(found, objectives, 0)
     point = chosen.points[0]
     reason = (
-        f"with {point.load} {_good(point)} where {attained:.0%} are asked for, {_figures(point)}."
+        f"with {point.load} {_good(point)} where {format_share(attained)} are asked for, "
+        f"{_figures(point)}."
     )
     changes = [f"{chosen.name} would do{_loosened(point, objectives)}."]
     return Recommendation(chosen.name, chosen.num_gpus, reason, tuple(changes), meets=False)
@@ -81,7 +83,7 @@ def _changes(
     """The nearest set-ups that lose, and by what."""
     texts = [
         *_lighter(found, chosen, objectives, attained, most),
-        *_looser(found, chosen, objectives, most),
+        *_looser(found, chosen, objectives, attained, most),
     ]
     if most < len(chosen.points):
         point = chosen.points[most]
@@ -120,23 +122,32 @@ def _looser(
     found: Sequence[Candidate],
     chosen: Candidate,
     objectives: Sequence[Objective],
+    attained: float,
     most: int,
 ) -> Iterator[str]:
-    """With looser objectives the best of the other kind, at no more GPUs, would do."""
+    """The best of the other kind, at no more GPUs, would do too, or would with looser objectives.
+
+    Enough requests may meet each objective, and too few of them all: only `PlannedPoint.meets` says
+    whether it does.
+    """
     others = [one for one in found if one.kind != chosen.kind and one.num_gpus <= chosen.num_gpus]
     if not others:
         return
-    other = min(others, key=lambda one: _excess(one.points[most - 1], objectives))
-    point = other.points[most - 1]
-    if _excess(point, objectives) > 1.0:
-        yield (
-            f"{other.name} on {_gpus(other)} would serve {point.load}"
-            f"{_loosened(point, objectives)}."
-        )
-    else:
+    at = most - 1
+    other = min(
+        others,
+        key=lambda one: (not one.points[at].meets(attained), _excess(one.points[at], objectives)),
+    )
+    point = other.points[at]
+    if point.meets(attained):
         yield (
             f"{other.name} on {_gpus(other)} meets the objectives with {point.load} too, with "
             f"{_goodput(point):.3g} good requests a second."
+        )
+    else:
+        yield (
+            f"{other.name} on {_gpus(other)} would serve {point.load}"
+            f"{_loosened(point, objectives)}."
         )
 
 
@@ -157,19 +168,19 @@ def _loosened(point: PlannedPoint, objectives: Sequence[Objective]) -> str:
 
 def _figures(point: PlannedPoint) -> str:
     summary = point.summary
-    return (
-        f"TTFT P50 {_ms(summary.ttft.percentile(50))}, ITL P99 {_ms(summary.itl.percentile(99))}, "
-        f"{summary.requests_per_s:.3g} requests a second"
-    )
+    texts = [f"TTFT P50 {_ms(summary.ttft.percentile(50))}"]
+    if len(summary.itl):  # replies of one token have no gap
+        texts.append(f"ITL P99 {_ms(summary.itl.percentile(99))}")
+    return ", ".join([*texts, f"{summary.requests_per_s:.3g} requests a second"])
 
 
 def _good(point: PlannedPoint) -> str:
     goodput = point.summary.goodput
-    return f"{goodput.attained:.0%} of the requests are good" if goodput else ""
+    return f"{format_share(goodput.attained)} of the requests are good" if goodput else ""
 
 
 def _gpus(one: Candidate) -> str:
-    return f"{one.num_gpus} GPU{'' if one.num_gpus == 1 else 's'}"
+    return format_gpus(one.num_gpus)
 
 
 def _goodput(point: PlannedPoint) -> float:

@@ -4,11 +4,13 @@ Between measured points it interpolates; outside them it refuses, or says what i
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
@@ -18,6 +20,16 @@ from kvxfer.units import format_bytes
 from kvxfer.whole_file import read_bounded
 
 MAX_SWEEP_BYTES = 64 << 20
+KINDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "transport": "",
+        "memory": " memory",
+        "block_order": " blocks",
+        "order": " pages",
+        "dtype": " elements",
+    }
+)
+"""Fields in which the rows of a model are alike, and what their values are of."""
 _Pair = tuple[int, int]
 
 
@@ -36,10 +48,14 @@ class Curve:
     reasons: tuple[str, ...] = ()
 
     def alone_s(self, num_bytes: float) -> float:
-        """Seconds of one transfer alone: straight between sizes, at the outermost rate beyond."""
+        """Seconds of one transfer alone: straight between sizes, at the last one's rate beyond.
+
+        Below the smallest it is the smallest one's time: what is small takes mostly the time to
+        begin, and not in proportion less.
+        """
         sizes, times = self.sizes_bytes, self.times_s
         if num_bytes <= sizes[0]:
-            return times[0] * num_bytes / sizes[0]
+            return times[0]
         for low in range(len(sizes) - 1):
             if num_bytes <= sizes[low + 1]:
                 part = (num_bytes - sizes[low]) / (sizes[low + 1] - sizes[low])
@@ -57,7 +73,7 @@ class TransferModel:
 
     Args:
         source: where the figures come from.
-        rows: verified rows of a sweep, of one transport, direction and number of SMs.
+        rows: verified rows of a sweep, of one direction and number of SMs and alike in `KINDS`.
         control_s: what a hand-over takes besides copying: reserve, notify, poll, schedule.
         contention: points (transfers at once over one link, GB/s of all together by GB/s of one
             alone), ascending. More than the last, and without points, gain nothing together.
@@ -147,6 +163,7 @@ def load_transfer(
     transport: str | None = None,
     op: str = "put",
     sm_count: int | None = None,
+    only: Mapping[str, str] = MappingProxyType({}),
     control_s: float = 0.0,
     contention: Sequence[tuple[int, float]] = (),
     strict: bool = False,
@@ -160,28 +177,63 @@ def load_transfer(
         transport: of the rows to take; None: the one of all rows, where there is but one.
         op: ``put`` or ``get``.
         sm_count: None: the fewest SMs that were measured.
+        only: values of other fields of `KINDS`, likewise.
         control_s, contention, strict: as `TransferModel`.
 
     Raises:
-        InvalidUsage: a file cannot be read or is of another schema, no row is left, or there are
-            several transports and none is named.
+        InvalidUsage: a file cannot be read or is of another schema, a row is impossible, no row is
+            left, or there are several transports (or memories, and so on) and none is named.
     """
-    rows = [row for path in paths for row in _read(path).results if _counts(row, op)]
-    transports = sorted({row.transport for row in rows})
-    if transport is None and len(transports) > 1:
-        raise InvalidUsage(f"the sweep has rows of {', '.join(transports)}; name one")
-    rows = [row for row in rows if transport in (None, row.transport)]
     source = ", ".join(path.name for path in paths)
+    rows = [row for path in paths for row in _rows(path, op)]
     if not rows:
-        raise InvalidUsage(
-            f"{source}: no verified {op} of {transport or 'any transport'}; "
-            f"it has {', '.join(transports) or 'none at all'}"
-        )
+        raise InvalidUsage(f"{source}: no verified {op} at all; sweep with --op {op}")
+    named = {**only} if transport is None else {**only, "transport": transport}
+    for field in KINDS:
+        rows = _alike(source, rows, field, named.get(field))
     fewest = min(row.sm_count for row in rows) if sm_count is None else sm_count
     rows = [row for row in rows if row.sm_count == fewest]
     if not rows:
         raise InvalidUsage(f"{source}: no row with {fewest} SMs; leave it out for the fewest")
     return TransferModel(source, tuple(rows), control_s, tuple(contention), strict)
+
+
+def _alike(
+    source: str, rows: list[SweepResult], field: str, wanted: str | None
+) -> list[SweepResult]:
+    """The rows with that value of a field; None: the one of all rows, where there is but one."""
+    values = sorted({str(getattr(row, field)) for row in rows})
+    if wanted is None:
+        if len(values) > 1:
+            raise InvalidUsage(
+                f"{source}: the sweep has rows of {', '.join(values)}{KINDS[field]}; name one "
+                f"(--{field.replace('_', '-')}), or sweep one alone"
+            )
+        return rows
+    if wanted not in values:
+        raise InvalidUsage(
+            f"{source}: no verified {rows[0].op} of {wanted}{KINDS[field]}; it has "
+            f"{', '.join(values)}"
+        )
+    return [row for row in rows if str(getattr(row, field)) == wanted]
+
+
+def _rows(path: Path, op: str) -> Iterator[SweepResult]:
+    """Rows of a file that count, each of them possible."""
+    for number, row in enumerate(_read(path).results, 1):
+        if not _counts(row, op):
+            continue
+        for name, value in (
+            ("total_bytes", row.total_bytes),
+            ("run_bytes", _run_bytes(row)),
+            ("latency_us.p50", row.latency_us.p50),
+        ):
+            if not value > 0:
+                raise InvalidUsage(
+                    f"{path}, row {number} ({row.transport}, {row.memory} memory): {name} is "
+                    f"{value}, and of a transfer it is above 0; sweep again"
+                )
+        yield row
 
 
 def _read(path: Path) -> SweepReport:
@@ -196,11 +248,11 @@ def _read(path: Path) -> SweepReport:
 
 def _counts(row: SweepResult, op: str) -> bool:
     plain = not row.peer and not row.convert and row.compute is None
-    return row.verified and plain and row.op == op and row.latency_us.p50 > 0.0
+    return row.verified and plain and row.op == op
 
 
 def _run_bytes(row: SweepResult) -> int:
-    return row.run_bytes or row.page_bytes
+    return row.page_bytes if row.run_bytes is None else row.run_bytes
 
 
 def _neighbours(sizes: list[int], wanted: int) -> tuple[int, int, str]:

@@ -1,7 +1,8 @@
 """Predictions beside what was measured, figure by figure.
 
 Each point of a run is simulated as it was measured: the same set-up, the same lengths in the same
-order, the same number in flight. Percentiles of both are taken alike.
+order, the same number in flight, and at a rate or of a trace the same times of sending. Percentiles
+of both are taken alike.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -18,6 +19,9 @@ from kvxfer.pd.planner.trace import Request, Trace
 from kvxfer.pd.summary import Distribution, PointSummary
 
 PERCENTILES = (50.0, 90.0, 99.0)
+_UNKNOWN_HITS = (
+    "prompts of a trace taken as computed whole: records do not say which of them begin alike"
+)
 _TOKEN_BUDGET = 8192  # where a record does not say
 
 
@@ -51,9 +55,16 @@ def validate(
 
 
 def trace_of(one: Measured) -> Trace:
-    """The load of a measured point: its lengths in the order sent, in a closed loop."""
+    """The load of a measured point: its lengths in the order sent, at most so many in flight.
+
+    In a closed loop the next request is sent when one ends; else each is when the client sent it.
+    """
     replies = sorted(one.replies, key=lambda reply: one.sent_s[reply.index])
-    requests = tuple(Request(0.0, one.point.isl, reply.num_tokens) for reply in replies)
+    sent_s = [0.0 if one.is_closed_loop else float(one.sent_s[reply.index]) for reply in replies]
+    requests = tuple(
+        Request(at_s - sent_s[0], one.num_prompt_tokens[reply.index], reply.num_tokens)
+        for reply, at_s in zip(replies, sent_s, strict=True)
+    )
     return Trace(one.point.stem, requests, concurrency=one.point.concurrency)
 
 
@@ -77,12 +88,13 @@ def _validated(one: Measured, setup: Setup, models: Models, fitted: bool) -> Val
     trace = trace_of(one)
     run = simulate(setup, trace, models.engine, models.kv, models.transfer)
     predicted = summary_of(run, trace)
+    hits = (_UNKNOWN_HITS,) if one.point.trace and one.setup.reuse != "none" else ()
     return ValidatedPoint(
         setup=one.setup.name,
         load=one.point.stem,
         fitted=fitted,
         comparisons=tuple(_compare(one, predicted)),
-        extrapolated=run.extrapolated,
+        extrapolated=(*run.extrapolated, *hits),
     )
 
 
@@ -94,8 +106,16 @@ def _compare(one: Measured, predicted: PointSummary) -> Iterator[Comparison]:
         yield from _percentiles("ITL", Distribution.of(np.concatenate(gaps)), predicted.itl)
         tpot = [reply.tpot_ms for reply in one.replies if reply.tpot_ms is not None]
         yield from _percentiles("TPOT", Distribution.of(np.array(tpot)), predicted.tpot)
-    rate = len(one.replies) / one.duration_s
+    rate = len(one.replies) / _lasted_s(one)
     yield Comparison("requests/s", rate, predicted.requests_per_s)
+
+
+def _lasted_s(one: Measured) -> float:
+    """From the first sending to the last token; at a rate the client counts its first wait too."""
+    if one.is_closed_loop:
+        return one.duration_s
+    ends_s = [one.sent_s[reply.index] + reply.e2el_ms * 1e-3 for reply in one.replies]
+    return float(max(ends_s) - one.sent_s.min())
 
 
 def _percentiles(

@@ -126,7 +126,7 @@ def _simulated(
     ways: Sequence[Way], replay: Replay, load: Blocking, options: Options
 ) -> tuple[list[Row], list[str]]:
     """Rows, and what they leave out."""
-    models = models_of(options.engine, options.sweeps)
+    models = models_of(options)
     rows: list[Row] = []
     remarks: dict[str, None] = {}
     # Prompts share nothing: hashes would only cost time.

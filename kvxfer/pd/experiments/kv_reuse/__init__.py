@@ -43,7 +43,7 @@ from kvxfer.pd.experiments.runs import facts
 from kvxfer.pd.launch.spec import SetupSpec
 from kvxfer.pd.load.plan import LoadPlan
 from kvxfer.pd.load.run import record_of, require_same
-from kvxfer.pd.result import PDPoint
+from kvxfer.pd.result import PDPoint, require_folder
 
 _NONE: Final = "none=aggregated,reuse=none"
 _MOONCAKE: Final = "mooncake=aggregated,reuse=mooncake"
@@ -114,6 +114,7 @@ def _run(context: Context, spec: SetupSpec, sweep: Sweep) -> ReuseRun:
         require_same(folder, held.setup, setup)
         if _answers(held, sweep):
             return held
+    require_folder(folder)
     with launcher.start(spec, context.watchers.starting(spec)) as stack:
         num_prompts = sweep.count * len(sweep.hits)
         point = PDPoint(concurrency=1, num_prompts=num_prompts, isl=sweep.isl, osl=sweep.osl)

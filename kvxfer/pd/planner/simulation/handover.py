@@ -44,7 +44,8 @@ class Transfers:
         self._kv = kv
         self._model = model
         self._curves: dict[int, Curve] = {}
-        self._sizes: list[int] = []
+        self._num_moved = 0
+        self._outside: list[tuple[Curve, float]] = []  # bytes that a curve does not cover
         self._links = Links(clock, model.share if model else lambda count: 1.0)
 
     def prepare(self, job: Job, source: Engine, source_tp: int, last_chunk_tokens: int) -> Handover:
@@ -54,17 +55,26 @@ class Transfers:
         while the prompt was computed. That the early parts share links with others is left out.
         """
         num_bytes = self._kv.request_bytes(job.request.num_prompt_tokens)
-        self._sizes.append(num_bytes)
         work_s = 0.0
         if self._model is not None:
             curve = self._curve(source_tp)
-            work_s = curve.alone_s(num_bytes)
+            work_s = self._alone_s(curve, num_bytes)
             if self._setup.send != "whole":
-                parts = self._kv.num_layers if self._setup.send == "layers" else 1
-                last_s = curve.alone_s(last_chunk_tokens * self._kv.bytes_per_token / parts)
                 hidden_s = self._clock.now_s - job.started_s
+                last_s = self._last_part_s(curve, last_chunk_tokens)
                 work_s = min(work_s, max(last_s, work_s - hidden_s))
         return Handover(source, job.held, num_bytes, work_s)
+
+    def _last_part_s(self, curve: Curve, last_chunk_tokens: int) -> float:
+        parts = self._kv.num_layers if self._setup.send == "layers" else 1
+        return self._alone_s(curve, last_chunk_tokens * self._kv.bytes_per_token / parts)
+
+    def _alone_s(self, curve: Curve, num_bytes: float) -> float:
+        """Seconds of one transfer alone, noted where no such size was measured."""
+        self._num_moved += 1
+        if not curve.covers(num_bytes):
+            self._outside.append((curve, num_bytes))
+        return curve.alone_s(num_bytes)
 
     def start(self, job: Job, target: Engine, done: Callable[[], None]) -> None:
         """Move a job's KV; ``done`` is called when it is there and the hand-over is through."""
@@ -90,13 +100,13 @@ class Transfers:
         if self._model is None:
             return ["transfers take no time: no sweep was given"]
         found = [reason for curve in self._curves.values() for reason in curve.reasons]
-        curve = next(iter(self._curves.values()), None)
-        outside = [size for size in self._sizes if curve and not curve.covers(size)]
-        if curve and outside:
+        if self._outside:
+            curve, sizes = self._outside[0][0], [size for _, size in self._outside]
             low, high = curve.sizes_bytes[0] / 1e9, curve.sizes_bytes[-1] / 1e9
+            what = "transfers" if self._setup.send == "whole" else "transfers and last parts"
             found.append(
-                f"{len(outside)} of {len(self._sizes)} transfers ({min(outside) / 1e9:.3g} to "
-                f"{max(outside) / 1e9:.3g} GB) lie outside the {low:.3g} to {high:.3g} GB measured"
+                f"{len(sizes)} of {self._num_moved} {what} ({min(sizes) / 1e9:.3g} to "
+                f"{max(sizes) / 1e9:.3g} GB) lie outside the {low:.3g} to {high:.3g} GB measured"
             )
         most = self._links.most_at_once
         if not self._model.covers(most):

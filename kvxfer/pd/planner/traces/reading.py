@@ -10,16 +10,15 @@ import msgspec
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.planner.trace import Trace
 from kvxfer.pd.planner.traces import azure, mooncake, vllm
-from kvxfer.pd.planner.traces._lines import MAX_TRACE_BYTES
-from kvxfer.whole_file import read_bounded
+from kvxfer.pd.planner.traces._lines import lines_of
 
 Form: TypeAlias = Literal["auto", "mooncake", "vllm", "azure"]
 MAX_SECONDS_SCALE = 1e6
 
-_READERS: dict[str, Callable[[Path], Trace]] = {
-    "mooncake": mooncake.read_mooncake,
-    "vllm": vllm.read_vllm,
-    "azure": azure.read_azure,
+_READERS: dict[str, Callable[[Path, list[bytes], int | None], Trace]] = {
+    "mooncake": mooncake.mooncake_of,
+    "vllm": vllm.vllm_of,
+    "azure": azure.azure_of,
 }
 
 
@@ -31,7 +30,7 @@ def read_trace(
     Args:
         form: ``auto`` goes by the first line: a CSV is Azure's, a JSONL is Mooncake's where its
             hash ids stand for 512 tokens each, else vLLM's.
-        most_requests: the first so many; None: all.
+        most_requests: the first so many of the file; None: all.
         speed: 2.0 sends them in half the time.
 
     Raises:
@@ -45,16 +44,18 @@ def read_trace(
         )
     if most_requests is not None and most_requests < 1:
         raise InvalidUsage(f"most_requests is {most_requests}; use 1 or more")
-    trace = _READERS[_form_of(path) if form == "auto" else form](path)
-    kept = trace.requests[:most_requests]
-    if speed != 1.0:
-        kept = tuple(replace(one, arrival_s=one.arrival_s / speed) for one in kept)
-    return replace(trace, requests=kept)
+    lines = lines_of(path, most_requests)
+    read = _READERS[_form_of(path, lines) if form == "auto" else form]
+    trace = read(path, lines, most_requests)
+    if speed == 1.0:
+        return trace
+    sped = (replace(one, arrival_s=one.arrival_s / speed) for one in trace.requests)
+    return replace(trace, requests=tuple(sped))
 
 
-def _form_of(path: Path) -> str:
-    first = read_bounded(path, MAX_TRACE_BYTES).lstrip().partition(b"\n")[0]
-    if first.strip() == azure.HEADER:
+def _form_of(path: Path, lines: list[bytes]) -> str:
+    first = next(filter(bytes.strip, lines)).strip()
+    if first == azure.HEADER:
         return "azure"
     try:
         line = msgspec.json.decode(first, type=vllm.TimedLine)

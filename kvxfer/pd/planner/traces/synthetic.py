@@ -49,8 +49,10 @@ def open_loop(
 ) -> Trace:
     """Requests at a rate, whatever is in flight.
 
-    Times between them are of a gamma distribution with shape ``burstiness`` and mean
-    ``1 / requests_per_s``: 1 is a Poisson process, less is burstier, as in ``vllm bench serve``.
+    Times between them are of a gamma distribution with shape ``burstiness``: 1 is a Poisson
+    process, less is burstier. All are scaled so that the last request comes ``num_requests /
+    requests_per_s`` after the first wait began, and the rate is kept whatever was drawn, as in
+    ``vllm bench serve``. The trace begins with its first request.
 
     Raises:
         InvalidUsage: a number is outside its limits.
@@ -59,8 +61,10 @@ def open_loop(
         raise InvalidUsage(
             f"requests_per_s is {requests_per_s}, burstiness {burstiness}; use above 0, below 1e6"
         )
-    shape = max(0, num_requests)
-    waits_s = np.random.default_rng(seed).gamma(burstiness, 1 / requests_per_s / burstiness, shape)
-    arrivals_s = np.cumsum(waits_s) - (waits_s[0] if shape else 0.0)
+    waits = np.random.default_rng(seed).gamma(burstiness, size=max(0, num_requests))
+    ends = np.cumsum(waits)
+    # Bursts so dense that every wait is rounded to none stay at once, as in vLLM.
+    scale_s = num_requests / requests_per_s / ends[-1] if ends.any() else 0.0
+    arrivals_s = (ends - waits[:1]) * scale_s
     name = f"{isl} in, {osl} out, {requests_per_s:g} a second"
     return Trace(name, tuple(Request(float(at_s), isl, osl) for at_s in arrivals_s))

@@ -23,19 +23,26 @@ class TimedLine(msgspec.Struct):
     hash_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_TOKENS)] = []
 
     def request(self, unit_s: float) -> Request:
-        """The request, where a time stamp counts so many seconds; a reply has one token or more."""
+        """The request, where a time stamp counts so many seconds; no token of a reply is one."""
         return Request(
             self.timestamp * unit_s,
             self.input_length,
-            max(1, self.output_length),
+            self.output_length or 1,
             tuple(self.hash_ids),
         )
 
 
-def read_vllm(path: Path, *, hash_tokens: int = 16, unit_s: float = 1.0) -> Trace:
-    """Read a timed trace of vLLM's.
+def read_vllm(
+    path: Path,
+    *,
+    most_requests: int | None = None,
+    hash_tokens: int = 16,
+    unit_s: float = 1.0,
+) -> Trace:
+    """Read a timed trace of vLLM's. A reply of no token counts as one.
 
     Args:
+        most_requests: the first so many of the file; None: all.
         hash_tokens: tokens that one of ``hash_ids`` stands for.
         unit_s: seconds that one of ``timestamp`` counts.
 
@@ -44,7 +51,24 @@ def read_vllm(path: Path, *, hash_tokens: int = 16, unit_s: float = 1.0) -> Trac
     """
     if not 0.0 < unit_s < 1e6:
         raise InvalidUsage(f"unit_s is {unit_s}; use seconds above 0 and below 1e6")
+    lines = lines_of(path, most_requests)
+    return vllm_of(path, lines, most_requests, hash_tokens=hash_tokens, unit_s=unit_s)
+
+
+def vllm_of(
+    path: Path,
+    lines: list[bytes],
+    most_requests: int | None,
+    *,
+    hash_tokens: int = 16,
+    unit_s: float = 1.0,
+) -> Trace:
+    """The same of lines that were read."""
     decode = msgspec.json.Decoder(TimedLine).decode
     return trace_of(
-        path, lines_of(path), lambda line: decode(line).request(unit_s), hash_tokens=hash_tokens
+        path,
+        lines,
+        lambda line: decode(line).request(unit_s),
+        most_requests=most_requests,
+        hash_tokens=hash_tokens,
     )
