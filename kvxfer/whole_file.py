@@ -1,17 +1,26 @@
 """Files that are written whole or not at all, and read up to a bound."""
 
-import os
-import tempfile
+import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from kvxfer.errors import InvalidUsage
 
-_MODE: Final = 0o644  # a temporary file is its owner's alone, and whoever collects it is another
+READABLE: Final = 0o644
+"""The mode of a file that others than its owner read, whatever the umask."""
 
 
-def write_whole(path: Path, data: bytes, *, make_folders: bool = False) -> Path:
+def write_whole(
+    path: Path, data: bytes, *, mode: int | None = None, make_folders: bool = False
+) -> Path:
     """Put a file with ``data`` in the place of ``path`` in one step.
+
+    Args:
+        path: where; a link is replaced itself.
+        data: all of it.
+        mode: of the file; None: that of the one before, and of a new one what the umask leaves.
+        make_folders: make those that lack.
 
     Raises:
         InvalidUsage: it cannot be written, or is there and no regular file (a device, say), which
@@ -23,15 +32,18 @@ def write_whole(path: Path, data: bytes, *, make_folders: bool = False) -> Path:
             raise InvalidUsage(f"cannot write {str(path)!r}: it is no regular file; name another")
         if make_folders:
             path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        part = Path(name)
-        with os.fdopen(handle, "wb") as file:
+        if mode is None and path.exists():
+            mode = path.stat().st_mode & 0o777
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        with part.open("xb") as file:
             file.write(data)
-        part.chmod(_MODE)
+        if mode is not None:
+            part.chmod(mode)
         return part.replace(path)
     except OSError as error:
         if part is not None:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
         raise InvalidUsage(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 

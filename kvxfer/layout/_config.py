@@ -25,6 +25,7 @@ _HEADS = ("num_attention_heads", "n_head")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _HIDDEN = ("hidden_size", "n_embd")
 _MAX_TOKENS = ("max_position_embeddings", "n_positions")
+_COUNTED_ROPES = ("llama3", "longrope", "su")
 
 # Some layers of these models keep a recurrent state, or share the KV of another layer.
 _UNCOVERED = (
@@ -184,7 +185,20 @@ def _max_tokens(config: Config) -> int | None:
     value = _first(config, _MAX_TOKENS)
     if not isinstance(value, int) or not 1 < value <= _checks.MAX_DIMENSION:
         return None
-    return value
+    return max(value, _stretched(config, value))
+
+
+def _stretched(config: Config, max_tokens: int) -> int:
+    """Tokens of a model whose positions are stretched beyond those that it says (YaRN, linear,
+    dynamic); 0 where they are not, or what it says is counted with it (Llama 3, LongRoPE)."""
+    rope = _first(config, ("rope_scaling", "rope_parameters"))
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) in _COUNTED_ROPES:
+        return 0
+    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings", max_tokens)
+    if not isinstance(factor, int | float) or not isinstance(original, int):
+        return 0
+    stretched = factor * original
+    return int(stretched) if 1 < stretched <= _checks.MAX_DIMENSION else 0
 
 
 def _windows(config: Config, num_layers: int, source: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvxfer.diagnose.figures import Figure
 from kvxfer.diagnose.result import DiagnoseReport
-from kvxfer.whole_file import write_whole
+from kvxfer.whole_file import READABLE, write_whole
 
 _Sample = tuple[Mapping[str, str], float]
 _PREFIX = "kvxfer_diagnose_"
@@ -51,7 +51,7 @@ def write_prometheus(path: str, report: DiagnoseReport) -> None:
         InvalidUsage: it cannot be written, or is there and no regular file, which this would put
             one in the place of; names the path and the cause.
     """
-    write_whole(Path(path), to_prometheus(report).encode())
+    write_whole(Path(path), to_prometheus(report).encode(), mode=READABLE)
 
 
 def _ends(figure: Figure) -> dict[str, str]:

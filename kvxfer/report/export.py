@@ -3,6 +3,8 @@
 import csv
 import io
 import os
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from kvxfer.report.sweep_table import TEXT_COLUMNS, remarks, table_of
 from kvxfer.sweep.result import SweepReport
 from kvxfer.whole_file import write_whole
 
+_OPEN_FILE = re.compile(r"/dev/(stdin|stdout|stderr|fd/.*)|/proc/[^/]+/fd/.*")
 _NESTED = ("gb_per_s", "latency_us", "plan_us", "post_us")
 
 
@@ -82,7 +85,8 @@ def require_different(paths: Sequence[str]) -> None:
 def write_file(path: str, content: str | bytes) -> None:
     """Write ``content`` whole or not at all: what was at ``path`` stays where it does not fit.
 
-    A pipe or a device is written as it is; of a link the file that it leads to is replaced.
+    A pipe, a device or an open file (``/dev/stdout``, ``/dev/fd/N``) is written as it is; of a link
+    the file that it leads to is replaced.
 
     Raises:
         InvalidUsage: it cannot be written; names the path and the cause.
@@ -92,19 +96,25 @@ def write_file(path: str, content: str | bytes) -> None:
     if not _is_stream(target):
         write_whole(target, data)
         return
+    if sys.stdout is not None:
+        sys.stdout.flush()  # it may be where this goes too
     try:
-        target.write_bytes(data)
+        with target.open("ab") as stream:  # behind what an open file holds already
+            stream.write(data)
     except OSError as error:
         raise InvalidUsage(f"cannot write {path!r}: {error.strerror}") from error
 
 
 def _target(path: str) -> Path:
-    return Path(os.path.realpath(path))
+    given = Path(path)
+    # The name of an open file leads to a pipe that has no path, or to a file that others write.
+    return given if _is_stream(given) else Path(os.path.realpath(path))
 
 
 def _is_stream(target: Path) -> bool:
-    """Whether it is a pipe or a device, which holds nothing that could be lost."""
-    return target.exists() and not target.is_file()
+    """Whether it is a pipe, a device or an open file, which is not replaced."""
+    is_open_file = _OPEN_FILE.fullmatch(str(target)) is not None
+    return is_open_file or (target.exists() and not target.is_file() and not target.is_dir())
 
 
 def _line(cells: "list[str] | tuple[str, ...]") -> str:

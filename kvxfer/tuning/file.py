@@ -8,7 +8,7 @@ from pathlib import Path
 from kvxfer.env import config_home
 from kvxfer.errors import InvalidUsage, NotAvailable, ProfileRefused
 from kvxfer.tuning.profile import Profile, decode, encode
-from kvxfer.whole_file import write_whole
+from kvxfer.whole_file import READABLE, write_whole
 
 MAX_BYTES = 1 << 20
 
@@ -59,6 +59,7 @@ def require_profile_path(path: Path) -> None:
         InvalidUsage: it cannot; names the path and the cause.
     """
     try:
+        path = path.resolve()
         if path.exists() and not path.is_file():
             raise InvalidUsage(f"cannot write {str(path)!r}: it is no regular file; name another")
         folder = next(one for one in path.absolute().parents if one.exists())
@@ -74,4 +75,4 @@ def write_profile(path: Path, profile: Profile) -> None:
     Raises:
         InvalidUsage: it cannot be written; names the path and the cause.
     """
-    write_whole(path, encode(profile).encode(), make_folders=True)
+    write_whole(path.resolve(), encode(profile).encode(), mode=READABLE, make_folders=True)

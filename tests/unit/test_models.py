@@ -200,6 +200,29 @@ def test_the_longest_request_of_configs(tmp_path: Path, value: object, found: in
     assert CATALOGUE["llama-3.1-8b"].max_tokens == 131_072
 
 
+@pytest.mark.parametrize(
+    ("name", "rope", "found"),
+    [
+        ("rope_scaling", {"type": "yarn", "factor": 4.0}, 131_072),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2}, 65_536),
+        (
+            "rope_parameters",
+            {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096},
+            32_768,
+        ),
+        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}, 32_768),
+        ("rope_scaling", {"type": "longrope", "factor": 32}, 32_768),
+        ("rope_scaling", {"type": "yarn", "factor": "many"}, 32_768),
+        ("rope_scaling", None, 32_768),
+    ],
+)
+def test_stretched_positions_are_more_tokens(
+    tmp_path: Path, name: str, rope: object, found: int
+) -> None:
+    fields = {"max_position_embeddings": 32_768, name: rope}
+    assert load(tmp_path, **fields).max_tokens == found
+
+
 def test_null_is_the_same_as_absent(tmp_path: Path) -> None:
     model = load_model(write(tmp_path, {**LLAMA, "head_dim": None, "kv_lora_rank": None}))
     assert (model.head_dim, model.kind) == (128, "gqa")

@@ -89,3 +89,8 @@ def test_a_result_of_another_command_is_not_replaced_unsaid(
     assert re.fullmatch(rf"kv-size: replaces the result of {when}\n", text)
     (tmp_path / "kv-size" / RESULT_FILE).write_text("damaged")
     assert f"{RESULT_FILE}, which cannot be read" in told()
+
+
+def test_rows_of_no_sweep_are_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert conduct("kv-size", "--memory", "private", "--out", str(tmp_path / "out")) == 2
+    assert "--memory goes with --sweep" in capsys.readouterr().err

@@ -140,7 +140,6 @@ def test_records_that_cannot_serve_are_refused(tmp_path: Path) -> None:
         ("memory", "private", "device, private memory"),
         ("block_order", "contiguous", "contiguous, shuffled blocks"),
         ("order", "hnd", "hnd, nhd pages"),
-        ("dtype", "uint8", "bfloat16, uint8 elements"),
     ],
 )
 def test_rows_that_are_not_alike_are_not_mixed(

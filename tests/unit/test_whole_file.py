@@ -7,8 +7,8 @@ import pytest
 from full_disk import largest_file
 
 from kvxfer.errors import InvalidUsage
-from kvxfer.report.export import write_file
-from kvxfer.whole_file import write_whole
+from kvxfer.report.export import require_writable, write_file
+from kvxfer.whole_file import READABLE, write_whole
 
 
 def test_a_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -18,8 +18,40 @@ def test_a_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     assert write_whole(path, b"first", make_folders=True) == path
     write_whole(path, b"second")
     assert path.read_bytes() == b"second"
-    assert path.stat().st_mode & 0o777 == 0o644
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_who_may_read_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    before = os.umask(0o077)
+    try:
+        write_whole(path, b"first")
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o640)
+        write_whole(path, b"second")
+        assert path.stat().st_mode & 0o777 == 0o640
+        write_whole(path, b"third", mode=READABLE)
+        assert path.stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(before)
+
+
+def test_a_report_goes_into_a_pipe_by_its_number() -> None:
+    reader, writer = os.pipe()
+    try:
+        require_writable(f"/dev/fd/{writer}")
+        write_file(f"/dev/fd/{writer}", "told")
+        assert os.read(reader, 16) == b"told"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_report_goes_behind_what_an_open_file_holds(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb", buffering=0) as file:
+        file.write(b"table\n")
+        write_file(f"/proc/self/fd/{file.fileno()}", "record\n")
+    assert (tmp_path / "file").read_text() == "table\nrecord\n"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "device"])

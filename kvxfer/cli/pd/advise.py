@@ -89,6 +89,7 @@ def _basis(args: argparse.Namespace) -> Basis | None:
     if args.engine is None:
         if args.sweep:
             raise InvalidUsage("--sweep is for predictions; give --engine and --model too")
+        plan_options.refuse_row_options(args)
         return None
     if args.model is None:
         raise InvalidUsage("--engine is for predictions; give --model, whose KV moves, too")

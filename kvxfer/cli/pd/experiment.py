@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kvxfer.cli.output import show, write
-from kvxfer.cli.pd import load_options, stack_options
+from kvxfer.cli.pd import load_options, plan_options, stack_options
 from kvxfer.cli.pd.bench_watch import watchers
 from kvxfer.cli.pd.model_options import require_steps_of
 from kvxfer.cli.pd.status_line import StatusLine
@@ -216,6 +216,8 @@ def _options(args: argparse.Namespace, base: Options) -> Options:
     if args.sweep:
         rows = {kind: value for kind in KINDS if (value := getattr(args, kind)) is not None}
         found = replace(found, sweeps=tuple(map(Path, args.sweep)), sweep_rows=rows)
+    else:
+        plan_options.refuse_row_options(args)
     told = stack_options.engine_args(args)
     return replace(
         found,

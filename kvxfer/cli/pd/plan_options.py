@@ -20,12 +20,12 @@ from kvxfer.pd.planner.same_model import Model
 from kvxfer.pd.planner.search import STRATEGIES, Kind, Space, parse_strategy
 from kvxfer.pd.planner.trace import MAX_REQUESTS, Trace
 from kvxfer.pd.planner.traces import closed_loop, read_trace
-from kvxfer.pd.planner.transfer_model import TransferModel, load_transfer
+from kvxfer.pd.planner.transfer_model import KINDS, TransferModel, load_transfer
 
 _RANGE: Final = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 _MAX_CONCURRENCY: Final = 100_000
 _CONCURRENCY: Final = "1..32"
-_ROW_OPTIONS: Final = ("transport", "memory", "block-order", "order", "dtype")
+_ROW_OPTIONS: Final = tuple(field.replace("_", "-") for field in KINDS)
 _OF_SWEEPS: Final = ("op", "sms", "control-ms", "contention", "strict", *_ROW_OPTIONS)
 _OF_LENGTHS: Final = ("isl", "osl", "concurrency")
 _OF_TRACES: Final = ("trace-format", "most-requests", "speed")
@@ -104,11 +104,7 @@ def _transfer(args: argparse.Namespace) -> TransferModel | None:
         raise InvalidUsage(f"--control-ms: {args.control_ms!r} is no number") from error
     return load_transfer(
         [Path(name) for name in args.sweep],
-        only={
-            field: value
-            for name in _ROW_OPTIONS
-            if (value := getattr(args, field := name.replace("-", "_"))) is not None
-        },
+        only={field: value for field in KINDS if (value := getattr(args, field)) is not None},
         op=args.op or "put",
         sm_count=None if args.sms is None else whole_number("--sms", args.sms, 0, 1024),
         control_s=control_s,
@@ -175,6 +171,15 @@ def traces_of(args: argparse.Namespace) -> list[Trace]:
             _CONCURRENCY if args.concurrency is None else args.concurrency
         )
     ]
+
+
+def refuse_row_options(args: argparse.Namespace) -> None:
+    """Check that nothing names rows of a sweep where none is read.
+
+    Raises:
+        InvalidUsage: an option does.
+    """
+    _refuse(args, _ROW_OPTIONS, "goes with --sweep; give one, or leave it out")
 
 
 def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:

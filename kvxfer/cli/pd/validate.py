@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
     models = plan_options.models_of(args, engine)
     require_records_of(points, engine.model, "--fit" if fitted else "--engine")
     found = validate(points, models, fitted=fitted)
-    if args.json is not None:
-        facts = {"engine": msgspec.to_builtins(engine), "fitted": list(fitted)}
-        write_file(args.json, validation_json(found, facts))
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     show(
         lambda console: print_validation(found, console),
         width=None if on_terminal else _PIPE_COLUMNS,
     )
+    if args.json is not None:
+        facts = {"engine": msgspec.to_builtins(engine), "fitted": list(fitted)}
+        write_file(args.json, validation_json(found, facts))
     return 0

@@ -26,7 +26,6 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "memory": " memory",
         "block_order": " blocks",
         "order": " pages",
-        "dtype": " elements",
     }
 )
 """Fields in which the rows of a model are alike, and what their values are of."""

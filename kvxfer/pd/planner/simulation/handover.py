@@ -67,7 +67,10 @@ class Transfers:
 
     def _last_part_s(self, curve: Curve, last_chunk_tokens: int) -> float:
         parts = self._kv.num_layers if self._setup.send == "layers" else 1
-        return self._alone_s(curve, last_chunk_tokens * self._kv.bytes_per_token / parts)
+        num_bytes = last_chunk_tokens * self._kv.bytes_per_token / parts
+        if num_bytes < curve.sizes_bytes[0]:  # it takes no longer than the smallest, as is assumed
+            return curve.alone_s(num_bytes)
+        return self._alone_s(curve, num_bytes)
 
     def _alone_s(self, curve: Curve, num_bytes: float) -> float:
         """Seconds of one transfer alone, noted where no such size was measured."""
