@@ -16,6 +16,7 @@ process.
 
 import importlib.util
 import ipaddress
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -117,6 +118,7 @@ class _Server:
     """The native server of an endpoint, and the memory that it may write."""
 
     def __init__(self, native: _core.UcxServer, spec: _ServerSpec) -> None:
+        self._pid = os.getpid()
         self.spec = spec
         self._native = native
         self._kept: list[object] = []
@@ -126,6 +128,10 @@ class _Server:
         self._native.add_region(buffer.address, buffer.num_bytes)
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            # A forked child: it is its parent's, and would end there if it were collected here.
+            _ABANDONED.append(self._native)
+            return
         if not self._native.close():
             _ABANDONED.append(self._kept)
         self._kept = []
@@ -161,6 +167,7 @@ class _UcxLink(NetworkLink):
         slots: Slots,
     ) -> None:
         super().__init__(device, stall_s, section, num_threads)
+        self._pid = os.getpid()
         self.slots = slots
         self._native: _core.UcxLink | None = native
         self._kept = list(kept)  # what a transfer reads and writes here, for as long as UCX may
@@ -181,6 +188,9 @@ class _UcxLink(NetworkLink):
 
     def close(self) -> None:
         """Refuse later transfers, wait for one that runs, and end the connection."""
+        if os.getpid() != self._pid:
+            _ABANDONED.append(self._native)  # as above
+            return
         with self._lock:
             native, self._native = self._native, None
             if native is not None and not native.close():

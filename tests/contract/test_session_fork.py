@@ -1,5 +1,6 @@
 """A forked child ends, and uses, nothing that is its parent's."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,10 +17,11 @@ LAYOUT = kvxfer.KVLayout(num_layers=2, num_kv_heads=2, head_dim=64, dtype="float
 class Sides:
     """A cache that is reached, and one whose process reaches it; both here."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, transport: str) -> None:
         self.caches = [self._cache(stack), self._cache(stack)]
         self.far, self.near = (
-            stack.enter_context(kvxfer.Endpoint(cache, transport="shm")) for cache in self.caches
+            stack.enter_context(kvxfer.Endpoint(cache, transport=transport))
+            for cache in self.caches
         )
         self.peer = stack.enter_context(self.near.connect(self.far.addresses))
 
@@ -29,10 +31,13 @@ class Sides:
         return stack.enter_context(kvxfer.KVCache(LAYOUT, memory))
 
 
-@pytest.fixture
-def sides() -> Iterator[Sides]:
+@pytest.fixture(params=["shm", "nixl"])
+def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
+    found = kvxfer.available_transports()[request.param]
+    if not found.available:
+        pytest.skip(f"{request.param}: {found.reason}")
     with ExitStack() as stack:
-        yield Sides(stack)
+        yield Sides(stack, request.param)
 
 
 def in_a_child(work: Callable[[], object]) -> str:
@@ -66,6 +71,17 @@ def test_what_a_child_closes_is_open(sides: Sides, what: str) -> None:
     assert in_a_child(sides.far.close if what == "endpoint" else sides.caches[0].close) == ""
     sides.peer.put([1], [1]).wait(20.0)
     assert sides.far.wait(sides.peer.connection, 1, timeout_s=20.0)
+
+
+def test_a_connection_that_a_child_drops_goes_on(sides: Sides) -> None:
+    link = sides.peer.link
+
+    def work() -> None:
+        link.close()
+        gc.collect()
+
+    assert in_a_child(work) == ""
+    sides.peer.put([1], [1]).wait(20.0)
 
 
 def test_a_child_does_not_connect_in_its_parent_s_name(sides: Sides) -> None:

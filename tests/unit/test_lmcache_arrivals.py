@@ -254,6 +254,21 @@ def test_a_promise_that_nobody_takes_up_ends_where_its_pages_are_needed(connecte
     assert setup.arrivals.take_ended() == ((), ("r",))
 
 
+def test_who_has_lost_its_promise_is_refused_and_not_taken_for_another() -> None:
+    setup = Setup(num_pages=4, lease_s=0.05)
+    setup.shelf.unread_s = -1.0
+    setup.commit("a", setup.granted("a", "r", "ab", is_last_batch=False, total_chunks=4))
+    time.sleep(0.06)
+    setup.granted("b", "q", "pq")  # takes what was promised
+    (answer,) = setup.ask("a", "r", "cd", total_chunks=4)
+    assert answer.remote_indexes == [-1, -1]
+    assert answer.kvxfer is not None
+    assert "raise kvxfer.lease_s" in answer.kvxfer.error
+    assert setup.arrivals.take_ended()[1] == ("r",)
+    setup.arrivals.left("b")
+    assert -1 not in setup.granted("a", "r", "xy").remote_indexes  # another one of that name
+
+
 def test_a_promise_is_kept_as_long_as_nobody_needs_its_pages() -> None:
     setup = Setup(num_pages=8, lease_s=0.01)
     setup.granted("a", "r", "ab", is_last_batch=False, total_chunks=4)

@@ -129,3 +129,16 @@ def test_transfers_that_nobody_asks_for_are_forgotten(clock: Clock) -> None:
 def test_nothing_ended_is_nothing_to_tell() -> None:
     assert not any(Ended())
     assert any(Ended(lost=("one",)))
+
+
+def test_nobody_waits_for_ranks_at_which_nothing_arrives(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = made(clock, num_ranks=2)
+    assert not waiting.is_over("r", "one")
+    with caplog.at_level(logging.ERROR):
+        waiting.stop()
+        waiting.stop()
+    assert len(caplog.messages) == 1
+    assert waiting.is_over("r", "one")
+    assert waiting.is_over("s", "other")

@@ -7,10 +7,25 @@ import pytest
 
 from kvxfer.connectors.lmcache.lane import Job, Lane
 from kvxfer.connectors.lmcache.wire import Grant
-from kvxfer.errors import ControlTimeout, PeerLost, TransferFailed
+from kvxfer.errors import ControlTimeout, PeerLost, TransferFailed, TransferTimeout
 from kvxfer.transport import Op, Tuning
 
 WAIT_S = 10.0
+
+
+class GivenUp:
+    """What a link has given up and cannot end at once."""
+
+    def __init__(self, peer: "Peer", polls_left: int) -> None:
+        self._peer, self._polls_left = peer, polls_left
+
+    def poll(self, timeout_s: float) -> bool:
+        self._peer.calls.append("moves on")
+        self._polls_left -= 1
+        if self._polls_left:
+            return False
+        self._peer.given_up = None
+        raise TransferFailed("it has ended")
 
 
 class Peer:
@@ -25,6 +40,7 @@ class Peer:
         self.failing: dict[str, Exception] = {}
         self.sequence = 0
         self.polls_left = 0
+        self.given_up: GivenUp | None = None
         self.link = self.view = self
         self.addresses, self.num_blocks, self.num_bytes = {(0, 0): 1}, 8, 4096
         self.actual_path = "nowhere"
@@ -58,7 +74,7 @@ class Peer:
         return self
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._note("close")
 
 
 @pytest.fixture
@@ -131,6 +147,25 @@ def test_a_transfer_that_fails_after_its_commit_is_taken_back(lane: Lane, peer: 
     assert peer.calls[-1] == "abort g"
     send(lane, "h")
     assert peer.calls[4:] == ["post h", "commit h 2", "poll 2"]
+
+
+def test_pages_of_what_was_given_up_are_told_of_once_nothing_moves(lane: Lane, peer: Peer) -> None:
+    peer.failing["post g"] = TransferTimeout("planted")
+    peer.given_up = GivenUp(peer, 3)
+    with pytest.raises(TransferTimeout, match="planted"):
+        send(lane, "g")
+    assert peer.calls == ["post g", "moves on", "moves on", "moves on", "abort g"]
+
+
+def test_a_lane_whose_connection_cannot_be_closed_yet_is_closed_later(
+    lane: Lane, peer: Peer
+) -> None:
+    send(lane, "g")
+    peer.failing["close"] = TransferTimeout("it moves")
+    lane.close()
+    del peer.failing["close"]
+    lane.close()
+    assert peer.calls[-2:] == ["close", "close"]
 
 
 def test_nothing_is_posted_before_what_failed_is_taken_back(lane: Lane, peer: Peer) -> None:

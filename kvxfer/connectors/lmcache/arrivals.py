@@ -59,6 +59,7 @@ class Arrivals:
         self._coming: dict[str, int] = {}  # of these, committed: the transfer that fills each
         self._waiting: list[Waiting] = []
         self._over: deque[tuple[str, bool]] = deque(maxlen=_MAX_UNTOLD)
+        self._lapsed: deque[tuple[str, str]] = deque(maxlen=_MAX_UNTOLD)  # owners
         self._ids = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count(1))
         self._lock = threading.RLock()
 
@@ -212,8 +213,8 @@ class Arrivals:
         self._settle(owner)
 
     def _answer(self, one: Waiting, now_s: float) -> AllocResponse | None:
-        """What is answered; None as long as there are no pages. It never raises: who asks is
-        refused, or the same question would be in everybody's way for ever."""
+        """What is answered; None as long as there are no pages. It never raises, for the sake of
+        those who ask behind it."""
         try:
             return self._try(one, now_s)
         except Exception as error:
@@ -226,7 +227,15 @@ class Arrivals:
 
     def _try(self, one: Waiting, now_s: float) -> AllocResponse | None:
         message = one.message
-        request = self._requests.get(owner_of(one.sender, message))
+        owner = owner_of(one.sender, message)
+        request = self._requests.get(owner)
+        if owner in self._lapsed:
+            if message.is_last_batch:
+                self._lapsed.remove(owner)  # the next of that name is another
+            raise InvalidUsage(
+                f"request {message.req_id!r} rested for more than {self._lease_s} s while others "
+                "waited, and has lost its pages; raise kvxfer.lease_s"
+            )
         if request is None:
             wanted = max(message.total_chunks, len(message.keys))
             if wanted > self._shelf.num_pages:
@@ -245,8 +254,7 @@ class Arrivals:
         elif len(message.keys) > request.promised:
             raise InvalidUsage(
                 f"request {message.req_id!r} asks for {len(message.keys)} pages more, of which "
-                f"{request.promised} are promised; total_chunks was too low, or the request "
-                f"rested for more than {self._lease_s} s while others waited (kvxfer.lease_s)"
+                f"{request.promised} are promised; total_chunks was too low"
             )
         request.asked_s = now_s
         return self._grant(request, message)
@@ -262,12 +270,11 @@ class Arrivals:
         return sum(one.promised for one in self._requests.values())
 
     def _drop_idle(self, now_s: float) -> bool:
-        """Give up a request that has not taken up its promise in time; False if none.
-
-        A prefill that is aborted half way tells nobody, and its sender lives on.
-        """
+        """Give up a request that has not taken up its promise in time; False if none."""
+        # A prefill that is aborted half way tells nobody, and its sender lives on.
         for request in self._requests.values():
             if request.promised and now_s - request.asked_s >= self._lease_s:
+                self._lapsed.append(request.owner)
                 self._give_up(request)
                 return True
         return False
@@ -297,8 +304,7 @@ class Arrivals:
     def _take(
         self, request: Request, message: AllocRequest
     ) -> tuple[list[tuple[str, Any]], list[int]]:
-        """A page for each key that is no hit, and the indexes of those that are; or an error, and
-        no page."""
+        """A page for each key that is no hit, and the indexes of hits; or an error, and no page."""
         pages: list[tuple[str, Any]] = []
         already: list[int] = []
         try:

@@ -55,6 +55,12 @@ class Awaited:
             del self._missing[oldest]
             self._lost.discard(oldest)
 
+    def stop(self) -> None:
+        """Nothing arrives at one of the ranks, so that waiting is in vain."""
+        if self._num_ranks:
+            _log.error("LMCache receives nothing at one rank: no request waits for its KV any more")
+        self._num_ranks = 0
+
     def is_over(self, request_id: str, transfer_id: str) -> bool:
         """Whether waiting is over: all of the KV is there, or no more will come in time.
 

@@ -35,12 +35,15 @@ _GUARDED = "_kvxfer_guarded"
 class EndedAtRanks(_FROM_WORKERS or object):  # type: ignore[misc]
     """What ranks tell the scheduler with the output of a step; see `Awaited.note`."""
 
-    arrived: tuple[str, ...]
-    lost: tuple[str, ...]
+    arrived: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    is_deaf: bool = False  # nothing arrives at one: LMCache has not started there
 
     def aggregate(self, other: "EndedAtRanks") -> "EndedAtRanks":
         """This and what another rank tells."""
-        return EndedAtRanks(self.arrived + other.arrived, self.lost + other.lost)
+        return EndedAtRanks(
+            self.arrived + other.arrived, self.lost + other.lost, self.is_deaf or other.is_deaf
+        )
 
 
 class KvxferLMCacheConnector(LMCacheConnectorV1Dynamic):  # type: ignore[misc]
@@ -59,13 +62,16 @@ class KvxferLMCacheConnector(LMCacheConnectorV1Dynamic):  # type: ignore[misc]
                 "requests do not wait for their KV: this vLLM's workers cannot announce it"
             )
             return None
-        config, model = self._lmcache_engine.config, self._vllm_config.model_config
-        num_ranks = num_receivers(
-            config,
+        extra = self._lmcache_engine.config.extra_config
+        return Awaited(self._num_receivers, read_options(extra).receive_timeout_s)
+
+    @functools.cached_property
+    def _num_receivers(self) -> int:
+        return num_receivers(
+            self._lmcache_engine.config,
             world_size=self._vllm_config.parallel_config.world_size,
-            is_mla=mla_enabled(model),
+            is_mla=mla_enabled(self._vllm_config.model_config),
         )
-        return Awaited(num_ranks, read_options(config.extra_config).receive_timeout_s)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -90,6 +96,8 @@ class KvxferLMCacheConnector(LMCacheConnectorV1Dynamic):  # type: ignore[misc]
         told = getattr(connector_output, "kv_connector_worker_meta", None)
         if self._awaited and isinstance(told, EndedAtRanks):
             self._awaited.note(told.arrived, told.lost)
+            if told.is_deaf:
+                self._awaited.stop()
         super().update_connector_output(connector_output)
 
     def request_finished(
@@ -106,8 +114,11 @@ class KvxferLMCacheConnector(LMCacheConnectorV1Dynamic):  # type: ignore[misc]
     def build_connector_worker_meta(self) -> EndedAtRanks | None:
         """What is over at this rank since the last step."""
         arrivals = arrivals_of(self._lmcache_engine.lmcache_engine)
-        ended = None if arrivals is None else arrivals.take_ended()
-        return EndedAtRanks(*ended) if ended and any(ended) else None
+        if arrivals is not None:
+            ended = arrivals.take_ended()
+            return EndedAtRanks(*ended) if any(ended) else None
+        is_receiver = self._vllm_config.parallel_config.rank < self._num_receivers
+        return EndedAtRanks(is_deaf=True) if is_receiver else None
 
     def wait_for_save(self) -> None:
         """Hand over what the step computed.

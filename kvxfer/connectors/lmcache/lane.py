@@ -5,11 +5,12 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvxfer.closing import Closing
 from kvxfer.connectors.lmcache.wire import Grant, Hello
-from kvxfer.errors import InvalidUsage, PeerLost
+from kvxfer.errors import InvalidUsage, KvxferError, PeerLost, TransferTimeout
 from kvxfer.layout import CopyPlan
 from kvxfer.session import Endpoint, Peer
 from kvxfer.transport import After, Op, Transfer, Tuning
@@ -83,7 +84,7 @@ class Lane(Closing):
         self._name, self._endpoint, self._greet = name, endpoint, greet
         self._tuning, self._connect_timeout_s = tuning, connect_timeout_s
         self._peer: Peer | None = None
-        self._is_stale = False  # the next question is for another connection
+        self._stale: Peer | None = None  # the next question is for another connection
         self._peer_lock = threading.Lock()
         self._is_closed = False
         self._closing = threading.Lock()  # nothing is submitted behind the end of the queue
@@ -104,10 +105,9 @@ class Lane(Closing):
         with self._peer_lock:
             if self._is_closed:
                 raise InvalidUsage(f"the channel to {self._name} is closed")
-            if self._peer is not None and (self._is_stale or not _is_open(self._peer)):
+            if self._peer is not None and (self._peer is self._stale or not _is_open(self._peer)):
                 self._peer.close()
-                self._peer = None
-            self._is_stale = False
+                self._peer = self._stale = None
             if self._peer is None:
                 hello = self._greet()
                 self._peer = self._endpoint.connect(
@@ -119,7 +119,11 @@ class Lane(Closing):
     def distrust(self, peer: Peer) -> None:
         """Meet the peer anew next time: with ``peer`` all ends that it holds over there."""
         # Not every link sees by itself that its peer was started anew.
-        self._is_stale = self._is_stale or peer is self._peer
+        self._stale = peer
+
+    def holds(self, peer: Peer) -> bool:
+        """Whether ``peer`` is the connection still: what follows it may have its name."""
+        return peer is self._peer
 
     @property
     def is_open(self) -> bool:
@@ -141,10 +145,9 @@ class Lane(Closing):
     def close(self) -> None:
         """Refuse what has not begun, wait for what has, and unmap; may be called more than once."""
         with self._closing:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._jobs.put(None)
+            if not self._is_closed:
+                self._is_closed = True
+                self._jobs.put(None)
         self._thread.join(_JOIN_S)
         if self._thread.is_alive():
             _log.error(
@@ -154,7 +157,12 @@ class Lane(Closing):
             )
             return
         if self._peer is not None:
-            self._peer.close()
+            try:
+                self._peer.close()
+            except TransferTimeout as error:
+                _log.error(
+                    "the lane to %s is not closed; its memory must stay: %s", self._name, error
+                )
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -178,6 +186,7 @@ class Lane(Closing):
             transfer = peer.link.post(plan, job.op, tuning=self._tuning, after=job.after)
             self._deliver(peer, job, transfer)
         except Exception as error:
+            _await_end(peer)
             self._abort(peer, job, str(error))
             raise
         self.counts.num_pages += job.count
@@ -231,6 +240,13 @@ class Lane(Closing):
             self._owed.append(job.grant.id)
             _log.info("grant %s of %s is not aborted yet: %s", job.grant.id, self._name, error)
             _log.debug("it was given up because %s", reason)
+
+
+def _await_end(peer: Peer) -> None:
+    """Wait for what its link has given up and cannot end: till then pages of either side move."""
+    while (moving := peer.link.given_up) is not None:
+        with suppress(KvxferError):
+            moving.poll(_SLICE_S)
 
 
 def _is_open(peer: Peer) -> bool:

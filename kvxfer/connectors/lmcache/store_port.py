@@ -285,6 +285,8 @@ class FarStore:
         if not keys:
             return Tell()
         try:
+            if not self._lane.holds(peer):
+                raise PeerLost(f"the connection to {self._url} has ended, and what it held with it")
             ask = Ask(kind, peer.connection, list(keys), list(forms))  # type: ignore[arg-type]
             tell = self._call(ask)
             _require_answer(tell, ask, self._url)

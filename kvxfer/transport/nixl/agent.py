@@ -8,7 +8,7 @@ import uuid
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -86,9 +86,20 @@ class Agent:
             raise NotAvailable(f"NIXL does not start {backend} with {params}: {error}") from error
         return agent
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy of its parent's agent, which it must not touch."""
+        return os.getpid() != self._pid
+
+    @property
+    def _is_off(self) -> bool:
+        return self._is_barred or self.is_inherited
+
     @contextmanager
     def _entered(self) -> Iterator[None]:
         """The lock of the agent, and the GPU's context."""
+        if self.is_inherited:  # its lock may be held for ever
+            raise PeerLost("this NIXL agent is that of the process that this one was forked off")
         with self._lock:
             if self._is_barred:
                 raise PeerLost("this process ends, and NIXL moves nothing more in it")
@@ -128,7 +139,7 @@ class Agent:
         Raises:
             RegistrationError: NIXL does not give it back.
         """
-        if self._is_barred:
+        if self._is_off:
             return
         with self._entered():
             listed, count = self._memory.pop(memory)
@@ -219,14 +230,14 @@ class Agent:
         try:
             yield
         finally:
-            with self._lock:
+            with nullcontext() if self._is_off else self._lock:
                 self._num_links[name] -= 1
                 if not self._num_links[name]:
                     del self._num_links[name]
 
     def forget(self, name: str) -> None:
         """Drop an agent that has ended: between two that go on, NIXL would keep sockets."""
-        if self._is_barred:
+        if self._is_off:
             return
         with self._entered():
             if self._known.pop(name, None) is not None:
@@ -255,6 +266,8 @@ class Agent:
 
     def close_box(self, connection: bytes) -> None:
         """Drop a box."""
+        if self._is_off:
+            return
         with self._lock:
             self._boxes.pop(connection, None)
 
@@ -264,7 +277,7 @@ class Agent:
         Raises:
             PeerLost: the agent is closed.
         """
-        if self._is_barred or not self._lock.acquire(timeout=_PART_S):
+        if self._is_off or not self._lock.acquire(timeout=_PART_S):
             return False
         try:
             if self._agent is None:
@@ -309,7 +322,7 @@ class Agent:
 
     def close(self) -> None:
         """Tell the others, and end; what was prepared must have been released."""
-        if self._is_barred:
+        if self._is_off:
             return
         with self._entered():
             agent = self._agent
@@ -331,8 +344,8 @@ class Agent:
 
     def bar(self) -> None:
         """Let no thread into NIXL any more, once those that are in a call have ended it."""
-        if os.getpid() != self._pid:
-            return  # a forked child's threads are none of this agent's
+        if self.is_inherited:
+            return
         has_lock = self._lock.acquire(timeout=_EXIT_S)
         self._is_barred = True
         if has_lock:

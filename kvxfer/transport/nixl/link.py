@@ -285,6 +285,8 @@ class NixlLink(NetworkLink):
             TransferTimeout: one that was given up still moves; nothing was given back, and closing
                 again waits again.
         """
+        if self._agent.is_inherited:
+            return
         with self._lock:
             if self._is_closed:
                 return

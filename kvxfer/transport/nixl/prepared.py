@@ -24,6 +24,7 @@ class Prepared:
         """Start it; ``message`` arrives once the bytes are visible at the far side."""
         with self._agent._entered(), lost(self._name):
             data = b"" if message is None else message.encode()
+            self._state = "ERR"  # where the next line raises
             self._state = self._agent._agent.transfer(self._handle, data)
         self._require_sound()
 

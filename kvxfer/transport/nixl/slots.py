@@ -152,8 +152,9 @@ class Slots:
         slot.message = self._message(slot, Kind.SCATTER)  # beside the copy, where a GPU makes it
 
     def _write(self, slot: _Slot) -> None:
+        moving = self._prepare(slot, "WRITE")
         slot.stage = _Stage.MOVING
-        self._prepare(slot, "WRITE").post(slot.message)
+        moving.post(slot.message)
 
     # A get.
 
@@ -162,8 +163,9 @@ class Slots:
         self._agent.send(self._far.name, self._message(slot, Kind.GATHER))
 
     def _read(self, slot: _Slot) -> None:
+        moving = self._prepare(slot, "READ")
         slot.stage = _Stage.MOVING
-        self._prepare(slot, "READ").post()
+        moving.post()
 
     def _end_move(self, slot: _Slot) -> None:
         assert slot.moving is not None
@@ -195,7 +197,8 @@ class Slots:
     def stop(self, answers_s: float) -> None:
         """End this side's copies, which touch pages, and move nothing more.
 
-        For ``answers_s`` the far side is waited for: it may be about to scatter what has arrived.
+        The far side is waited for, as it may be about to scatter what has arrived: for
+        ``answers_s`` where it is of another host.
         """
         with contextlib.suppress(KvxferError):
             self._staging.copies.close()
@@ -206,10 +209,10 @@ class Slots:
         self._hear()
         if not all([slot.is_settled() for slot in self._slots]):
             return False
-        return (
-            not any(self._is_scattered(slot) for slot in self._slots)
-            or time.monotonic() >= self._answers_end_s
-        )
+        if not any(self._is_scattered(slot) for slot in self._slots) or self._far.has_ended:
+            return True
+        # A process that can be looked at and has not ended scatters once it goes on.
+        return self._far.watch is None and time.monotonic() >= self._answers_end_s
 
     def _hear(self) -> None:
         """Take answers to what was posted before :meth:`stop`."""
