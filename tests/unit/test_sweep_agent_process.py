@@ -33,18 +33,19 @@ def test_a_process_that_is_not_ready_takes_no_message() -> None:
 
 
 def test_the_end_of_a_child_names_a_low_limit_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    with AgentProcess(wait=False) as early, AgentProcess() as late:
-        for one in (early, late):
-            os.kill(one._process.pid, signal.SIGKILL)
-        monkeypatch.setattr(resource, "getrlimit", lambda what: (20, 4096))
-        low = r"may open few files: RLIMIT_NOFILE is 20; raise it \(ulimit -n\)"
-        with pytest.raises(NotAvailable, match=rf"status -9 before it was ready; it {low}"):
-            early.wait_ready()
-        with pytest.raises(PeerLost, match=rf"status -9; it {low}"):
-            late.call(messages.Release())
-        monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 4096))
-        with pytest.raises(PeerLost, match=r"status -9$"):
-            late.require_alive()
+    low = r"may open few files: RLIMIT_NOFILE is 20; raise it \(ulimit -n\)"
+    with AgentProcess(wait=False) as early:
+        os.kill(early._process.pid, signal.SIGKILL)  # at once, before it can be ready
+        with AgentProcess() as late:
+            os.kill(late._process.pid, signal.SIGKILL)
+            monkeypatch.setattr(resource, "getrlimit", lambda what: (20, 4096))
+            with pytest.raises(NotAvailable, match=rf"status -9 before it was ready; it {low}"):
+                early.wait_ready()
+            with pytest.raises(PeerLost, match=rf"status -9; it {low}"):
+                late.call(messages.Release())
+            monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 4096))
+            with pytest.raises(PeerLost, match=r"status -9$"):
+                late.require_alive()
 
 
 def test_a_parent_that_is_gone_ends_it_without_a_word() -> None:
