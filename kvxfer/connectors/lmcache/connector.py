@@ -113,12 +113,13 @@ class KvxferLMCacheConnector(LMCacheConnectorV1Dynamic):  # type: ignore[misc]
 
     def build_connector_worker_meta(self) -> EndedAtRanks | None:
         """What is over at this rank since the last step."""
-        arrivals = arrivals_of(self._lmcache_engine.lmcache_engine)
-        if arrivals is not None:
-            ended = arrivals.take_ended()
-            return EndedAtRanks(*ended) if any(ended) else None
-        is_receiver = self._vllm_config.parallel_config.rank < self._num_receivers
-        return EndedAtRanks(is_deaf=True) if is_receiver else None
+        engine = self._lmcache_engine.lmcache_engine
+        if engine is None:
+            is_receiver = self._vllm_config.parallel_config.rank < self._num_receivers
+            return EndedAtRanks(is_deaf=True) if is_receiver else None
+        arrivals = arrivals_of(engine)
+        ended = None if arrivals is None else arrivals.take_ended()
+        return EndedAtRanks(*ended) if ended and any(ended) else None
 
     def wait_for_save(self) -> None:
         """Hand over what the step computed.

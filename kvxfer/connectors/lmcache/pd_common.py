@@ -255,7 +255,7 @@ def pages_of_sender(engine: Any) -> int | None:
 
 def arrivals_of(engine: Any) -> Arrivals | None:
     """What is on its way to an engine that receives by a back end with `PDHooks`; else None."""
-    parts = None if engine is None else _parts_of(engine)
+    parts = _parts_of(engine)
     return None if parts is None or engine.config.pd_role != "receiver" else parts.arrivals
 
 
