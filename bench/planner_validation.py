@@ -43,7 +43,7 @@ def own_runs() -> Iterator[ValidatedPoint]:
     models = Models(
         engine=engine_of(points, FITTED, source=", ".join(FITTED)),
         kv=KVSize.of(load_model("llama-3.1-8b")),
-        transfer=load_transfer([SWEEP], transport="nvlink"),
+        transfer=load_transfer([SWEEP], only={"transport": "nvlink"}),
     )
     yield from validate(points, models, fitted=FITTED)
     for folder, sitting in (("two", "another sitting"), ("three", "a third sitting")):

@@ -23,7 +23,7 @@ SUFFIXES = {".py", ".cpp", ".hpp", ".cu", ".cuh"}
 
 # Python rooms: what each may import of kvxfer, besides itself. An entry "room.module" allows that
 # module alone. `_core` is the native module; `facade` is the package's own lazy names.
-_BASE = {"closing", "descriptors", "errors", "units", "env", "whole_file"}
+_BASE = {"closing", "descriptors", "errors", "ip", "units", "env", "whole_file"}
 _TRANSPORT = _BASE | {"layout", "memory", "tuning"}
 _SESSION = _TRANSPORT | {"transport", "control"}
 _ENGINES = _SESSION | {"session", "connectors"}
@@ -35,6 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "descriptors": set(),
     "whole_file": {"errors"},
     "errors": set(),
+    "ip": set(),
     "units": {"errors"},
     "env": {"errors", "units"},
     "layout": _BASE,

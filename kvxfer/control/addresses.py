@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvxfer.errors import InvalidUsage, NotAvailable
+from kvxfer.ip import IpAddress, unmapped
 
 _ADDRESS = re.compile(r"(?:tcp://)?(?:\[([^\[\]/]+)\]|([^\[\]/:]+)):([0-9]{1,5})")
-
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +99,12 @@ def parse_url(url: str, find: Callable[[str], IpAddress] = resolve_host) -> Reso
 
 def is_wildcard(ip: IpAddress) -> bool:
     """Whether the address stands for every interface."""
-    return _unmapped(ip).is_unspecified
+    return unmapped(ip).is_unspecified
 
 
 def is_loopback(ip: IpAddress) -> bool:
     """Whether only this host reaches the address."""
-    return _unmapped(ip).is_loopback
-
-
-def _unmapped(ip: IpAddress) -> IpAddress:
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return mapped or ip
+    return unmapped(ip).is_loopback
 
 
 def advertised_host(bind_ip: IpAddress, advertise_host: str | None) -> str:

@@ -1,7 +1,6 @@
 """Who may bind where: beyond loopback only with a key, or where someone says that it is safe."""
 
 from kvxfer.control.addresses import (
-    IpAddress,
     advertised_host,
     is_loopback,
     is_wildcard,
@@ -9,6 +8,7 @@ from kvxfer.control.addresses import (
 )
 from kvxfer.control.key import SharedKey
 from kvxfer.errors import InvalidUsage
+from kvxfer.ip import IpAddress
 
 
 def require_guard(ip: IpAddress, key: SharedKey | None, insecure: bool) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from kvxfer import _core
 from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, ProtocolMismatch
+from kvxfer.ip import IpAddress, unmapped
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.memory.buffer import Buffer
@@ -96,22 +97,14 @@ def _load() -> str:
     return _core.ucx_load(library_candidates())
 
 
-def _parse_host(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _parse_host(host: str) -> IpAddress:
     try:
         parsed = ipaddress.ip_address(host)
     except ValueError as error:
         raise InvalidUsage(f"ucx takes a numeric address, not {host!r}") from error
     if parsed.is_unspecified:
         raise InvalidUsage(f"ucx cannot tell peers to connect to {host}; bind to one address")
-    return _unmapped(parsed)
-
-
-def _unmapped(
-    ip: ipaddress.IPv4Address | ipaddress.IPv6Address,
-) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Of ``::ffff:127.0.0.1`` what it stands for."""
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return mapped or ip
+    return unmapped(parsed)
 
 
 class _Server:
@@ -346,7 +339,7 @@ class UcxTransport(Transport):
 
     def _require_reachable(self, host: str) -> None:
         try:
-            far = _unmapped(ipaddress.ip_address(host))
+            far = unmapped(ipaddress.ip_address(host))
         except ValueError as error:
             raise ProtocolMismatch(f"the peer's address {host!r} is not numeric") from error
         near = self._bind_ip

@@ -122,11 +122,11 @@ def test_records_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     two = save(tmp_path, sweep_row(), sweep_row(transport="shm"))
     with pytest.raises(InvalidUsage, match="nvlink, shm; name one"):
         load_transfer([two])
-    assert load_transfer([two], transport="shm").rows[0].transport == "shm"
+    assert load_transfer([two], only={"transport": "shm"}).rows[0].transport == "shm"
     with pytest.raises(InvalidUsage, match="no verified put of ucx"):
-        load_transfer([two], transport="ucx")
+        load_transfer([two], only={"transport": "ucx"})
     with pytest.raises(InvalidUsage, match="no row with 3 SMs"):
-        load_transfer([two], transport="shm", sm_count=3)
+        load_transfer([two], only={"transport": "shm"}, sm_count=3)
     with pytest.raises(InvalidUsage, match="has the schema"):
         load_transfer([save(tmp_path, sweep_row(), schema="kvxfer.sweep/9")])
     (tmp_path / "sweep.json").write_text("{}")

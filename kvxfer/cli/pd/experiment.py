@@ -32,7 +32,6 @@ from kvxfer.pd.launch.scratch import Scratch, scratch_folder
 from kvxfer.pd.load.plan import parse_tokens
 from kvxfer.pd.planner.figures import find_engine
 from kvxfer.pd.planner.same_model import Model
-from kvxfer.pd.planner.transfer_model import KINDS
 from kvxfer.report.experiment_page import write_report
 from kvxfer.report.experiment_table import print_experiment
 
@@ -97,9 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--sweep", nargs="+", default=[], metavar="FILE", help="records of `kvxfer sweep --json`"
     )
-    for kind in KINDS:
-        option = f"--{kind.replace('_', '-')}"
-        what.add_argument(option, help="of the sweeps' rows, where they have several")
+    plan_options.add_row_arguments(what)
     load_options.add_arguments(parser)
     stack_options.add_arguments(parser)
     parser.set_defaults(model=None)
@@ -214,8 +211,8 @@ def _options(args: argparse.Namespace, base: Options) -> Options:
     if args.engine_figures is not None:
         found = replace(found, engine=args.engine_figures)
     if args.sweep:
-        rows = {kind: value for kind in KINDS if (value := getattr(args, kind)) is not None}
-        found = replace(found, sweeps=tuple(map(Path, args.sweep)), sweep_rows=rows)
+        sweeps = tuple(map(Path, args.sweep))
+        found = replace(found, sweeps=sweeps, sweep_rows=plan_options.rows_of(args))
     else:
         plan_options.refuse_row_options(args)
     told = stack_options.engine_args(args)

@@ -57,10 +57,7 @@ def add_cost_arguments(
         help="transfers' times: what kvxfer sweep --json wrote; may be given several times "
         "(without: transfers are free, and marked)",
     )
-    for name in _ROW_OPTIONS:
-        costs.add_argument(
-            f"--{name}", help="of the sweep's rows, where it has several (as `kvxfer sweep` has it)"
-        )
+    add_row_arguments(costs)
     costs.add_argument("--op", choices=("put", "get"), help="of the sweep's rows (default: put)")
     costs.add_argument("--sms", metavar="N", help="of the sweep's rows (default: the fewest)")
     costs.add_argument(
@@ -104,7 +101,7 @@ def _transfer(args: argparse.Namespace) -> TransferModel | None:
         raise InvalidUsage(f"--control-ms: {args.control_ms!r} is no number") from error
     return load_transfer(
         [Path(name) for name in args.sweep],
-        only={field: value for field in KINDS if (value := getattr(args, field)) is not None},
+        only=rows_of(args),
         op=args.op or "put",
         sm_count=None if args.sms is None else whole_number("--sms", args.sms, 0, 1024),
         control_s=control_s,
@@ -171,6 +168,19 @@ def traces_of(args: argparse.Namespace) -> list[Trace]:
             _CONCURRENCY if args.concurrency is None else args.concurrency
         )
     ]
+
+
+def add_row_arguments(group: argparse._ActionsContainer) -> None:
+    """Define what names rows of a sweep."""
+    for name in _ROW_OPTIONS:
+        group.add_argument(
+            f"--{name}", help="of the sweep's rows, where it has several (as `kvxfer sweep` has it)"
+        )
+
+
+def rows_of(args: argparse.Namespace) -> dict[str, str]:
+    """The rows that are named, as `load_transfer` takes them."""
+    return {field: value for field in KINDS if (value := getattr(args, field)) is not None}
 
 
 def refuse_row_options(args: argparse.Namespace) -> None:

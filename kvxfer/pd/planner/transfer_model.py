@@ -159,7 +159,6 @@ class TransferModel:
 def load_transfer(
     paths: Sequence[Path],
     *,
-    transport: str | None = None,
     op: str = "put",
     sm_count: int | None = None,
     only: Mapping[str, str] = MappingProxyType({}),
@@ -173,10 +172,9 @@ def load_transfer(
     left out.
 
     Args:
-        transport: of the rows to take; None: the one of all rows, where there is but one.
         op: ``put`` or ``get``.
         sm_count: None: the fewest SMs that were measured.
-        only: values of other fields of `KINDS`, likewise.
+        only: values of fields of `KINDS`; of one that is not named, all rows have one.
         control_s, contention, strict: as `TransferModel`.
 
     Raises:
@@ -187,9 +185,8 @@ def load_transfer(
     rows = [row for path in paths for row in _rows(path, op)]
     if not rows:
         raise InvalidUsage(f"{source}: no verified {op} at all; sweep with --op {op}")
-    named = {**only} if transport is None else {**only, "transport": transport}
     for field in KINDS:
-        rows = _alike(source, rows, field, named.get(field))
+        rows = _alike(source, rows, field, only.get(field))
     fewest = min(row.sm_count for row in rows) if sm_count is None else sm_count
     rows = [row for row in rows if row.sm_count == fewest]
     if not rows:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvxfer import _core
 from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, ProtocolMismatch
+from kvxfer.ip import unmapped
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.memory.buffer import Buffer
 from kvxfer.transport import tuned
@@ -271,8 +272,7 @@ def _is_loopback(host: str) -> bool:
         ip = ipaddress.ip_address(host)
     except ValueError as error:
         raise InvalidUsage(f"nixl takes a numeric address, not {host!r}") from error
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_loopback
+    return unmapped(ip).is_loopback
 
 
 def _section(device: int) -> Section:
