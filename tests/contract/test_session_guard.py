@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from free_ports import free_ports
 
 from kvxfer import Endpoint, KVCache, KVLayout, Receiver, Sender, TPLayout
 from kvxfer.control import Ports, SharedKey
@@ -168,9 +169,7 @@ def test_ports_of_another_number_of_ranks_are_refused(opened: Open) -> None:
 
 
 def test_an_endpoint_of_ranks_is_found_at_its_ports(opened: Open) -> None:
-    probe = opened(Endpoint)
-    free = [int(url.rpartition(":")[2]) for url in probe.addresses.values()]
-    probe.close()
+    free = free_ports(2)
     ports = Ports.listed([1, free[0]], [2, free[1]], num_ranks=2)
     made = opened(Receiver, rank=TPLayout(2, 1), ports=ports)
     assert made.addresses == {

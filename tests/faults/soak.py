@@ -25,6 +25,7 @@ sys.path.insert(0, str(HELPERS))
 import leaks  # noqa: E402
 import numpy as np  # noqa: E402
 from cache_content import shape  # noqa: E402
+from free_ports import channel_ports  # noqa: E402
 
 from kvxfer import KVCache, KVLayout, shared_empty  # noqa: E402
 from kvxfer.errors import KvxferError  # noqa: E402
@@ -285,7 +286,7 @@ class Soak:
         self.totals = dict.fromkeys(("ok", "failed", "quarantined", "aborted"), 0)
         self.accidents = dict.fromkeys(("sender", "receiver", "stop"), 0)
         self.problems: list[str] = []
-        self.engine = Child("engine", ports={}, seed=seed)
+        self.engine = Child("engine", ports=channel_ports(), seed=seed)
         self.to = self.engine.hear()["addresses"]
         self.loads = [self._new_load() for _ in range(2)]
 

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from free_ports import free_ports
+from free_ports import free_port, free_ports
 from lmcache_pairs import ENVIRONMENT, HOST, START_S
 from waiting import eventually
 
@@ -58,7 +58,7 @@ class Coordinator(Program):
     """Tells servers of each other."""
 
     def __init__(self) -> None:
-        (port,) = free_ports(1)
+        port = free_port()
         super().__init__(port, "coordinator", "--host", HOST, "--port", str(port))
         self.url = f"http://{HOST}:{port}"
 

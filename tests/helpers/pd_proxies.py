@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 import aiohttp
 from fake_engine import CHAT, COMPLETIONS, Engine, Wire
+from free_ports import free_port
 
 from kvxfer.pd.proxy.options import Channels, EngineAddress, Limits, ProxyOptions
 from kvxfer.pd.proxy.run import proxy
@@ -153,12 +153,6 @@ async def serving(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LIMIT_S))
         )
         yield Setup(url, prefill, decode, alone, wire, session, told)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cache_content import CacheShape, check_content, shape
+from free_ports import channel_ports
 from peer_process import ChildProcess, InThisProcess, RemotePeer
 from session_host import SessionHost
 
@@ -32,6 +33,7 @@ def open_receiver(
 ) -> dict[str, str]:
     """Open a receiver; returns its addresses."""
     limits = RECEIVE_LIMITS | args.pop("limits", {})
+    args.setdefault("ports", channel_ports())
     opened = side.open(cache or shape(), role="receiver", seed=seed, limits=limits, **args)
     addresses: dict[str, str] = opened["addresses"]
     return addresses

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cache_content import Bytes, CacheShape, check_content, shape
+from free_ports import channel_ports
 from leaks import resources
 from peer_host import PeerHost
 from peer_process import RemotePeer
@@ -82,7 +83,7 @@ def linked(
     require_available(kind)
     remote_shape = remote_shape or shape()
     args = {"memory": kind.memory, "transport": kind.transport, **opened_with}
-    opened = remote.open(remote_shape, seed=REMOTE_SEED, **args)
+    opened = remote.open(remote_shape, seed=REMOTE_SEED, ports=channel_ports(), **args)
     local = PeerHost()
     try:
         own = local_shape or remote_shape

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from free_ports import free_ports
+from free_ports import free_port, free_ports
 from openai_server import MODEL, Server
 from vllm_fakes import receive_params, send_params
 from waiting import GUARD_S
@@ -29,7 +29,7 @@ class Engine(Server):
     def __init__(
         self, model: Path, log: Path, *, core: int, transfer: Mapping[str, Any], args: Sequence[str]
     ) -> None:
-        super().__init__(*free_ports(1))
+        super().__init__(free_port())
         self._log = log
         words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         words += ["--model", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1"]

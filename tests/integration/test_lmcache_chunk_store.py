@@ -1,11 +1,11 @@
 """Stores of chunks that read from and write to each other; no LMCache in it."""
 
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from free_ports import free_port
 from waiting import GUARD_S, eventually
 
 from kvxfer.connectors.lmcache.chunk_store import Bytes, ChunkStore
@@ -20,9 +20,7 @@ MakeStore = Callable[..., ChunkStore]
 
 
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return f"{HOST}:{probe.getsockname()[1]}"
+    return f"{HOST}:{free_port()}"
 
 
 @pytest.fixture

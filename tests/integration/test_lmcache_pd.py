@@ -18,7 +18,7 @@ if importlib.util.find_spec("lmcache") is None:
 
 import msgspec
 import zmq
-from free_ports import free_ports
+from free_ports import free_port, free_ports
 from lmcache_pairs import HOST, MODES, NUM_PAGES, PAGE_BYTES, Hosts, Pair
 from peer_process import RemoteError
 
@@ -228,7 +228,7 @@ def test_a_key_that_nobody_can_read_is_refused_with_its_reason(
 
 def test_the_query_port_answers_whatever_it_is_asked(hosts: Hosts) -> None:
     pair = Pair(hosts, "sync", extra=KVXFER_ONLY)
-    (port,) = free_ports(1)
+    port = free_port()
     try:
         receiver, sender = pair.receiver(config={"pd_peer_query_port": [port]}), pair.sender()
         assert store(sender, pair, 0) == "ok"

@@ -9,7 +9,7 @@ import pytest
 if importlib.util.find_spec("lmcache") is None:
     pytest.skip("LMCache is not installed", allow_module_level=True)
 
-from free_ports import free_ports
+from free_ports import free_port
 from lmcache_pairs import CLIENT_PROGRAM, HOST, HostProcess
 from lmcache_servers import Coordinator, Server
 
@@ -56,7 +56,7 @@ def open_all(client: HostProcess, *servers: Server) -> None:
 def test_a_server_finds_in_l2_what_another_stored(
     new_server: MakeServer, client: HostProcess
 ) -> None:
-    at = f"{HOST}:{free_ports(1)[0]}"
+    at = f"{HOST}:{free_port()}"
     pool = {"page_bytes": CHUNK_BYTES, "storage_bytes": 16 * CHUNK_BYTES}
     far, near = new_server(**pool, listen=at), new_server(**pool, peers=[at])
     open_all(client, far, near)
@@ -74,7 +74,7 @@ def test_a_server_finds_in_l2_what_another_stored(
 def test_a_server_moves_what_it_is_given_to_another(
     new_server: MakeServer, client: HostProcess
 ) -> None:
-    at = f"{HOST}:{free_ports(1)[0]}"
+    at = f"{HOST}:{free_port()}"
     pool = {"page_bytes": CHUNK_BYTES, "storage_bytes": 16 * CHUNK_BYTES}
     far = new_server(**pool, listen=at)
     near = new_server(**pool, peers=[at], copies="moved", policy="skip_l1")

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from fake_engine import Engine, Wire
+from free_ports import free_port
 from listening import listening_hosts
-from pd_proxies import free_port, run, until_true
+from pd_proxies import run, until_true
 
 from kvxfer.pd import client
 

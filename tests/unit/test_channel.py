@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 import zmq
+from free_ports import free_port
 
 from kvxfer import errors
 from kvxfer.control import CommitRequest, ControlClient, ControlServer, Done
@@ -37,12 +38,6 @@ def serve(**options: object) -> ControlServer:
 def server() -> Iterator[ControlServer]:
     with serve() as running:
         yield running
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run_in_thread(target: object) -> threading.Thread:
@@ -236,11 +231,11 @@ def test_nothing_is_queued_for_a_peer_that_is_not_there() -> None:
 
 
 def test_a_call_survives_a_restart_of_the_server_between_calls() -> None:
-    with serve() as first:
-        address = first.addresses["ask"]
-        client = ControlClient(address, Answer, deadline_s=HANG_GUARD_S)
+    ports = {"ask": free_port()}
+    with serve(ports=ports) as first:
+        client = ControlClient(first.addresses["ask"], Answer, deadline_s=HANG_GUARD_S)
         assert client.call(Ask(1)) == Answer(2)
-    with serve(ports={"ask": int(address.rpartition(":")[2])}), contextlib.closing(client):
+    with serve(ports=ports), contextlib.closing(client):
         # The first call may still go out on the connection that is just being torn down.
         for _ in range(100):
             try:
@@ -291,7 +286,8 @@ def test_server_close_is_idempotent_frees_the_port_and_works_from_a_handler() ->
         server.close()
         return Answer(0)
 
-    server = ControlServer({"ask": {Ask: stop}})
+    ports = {"ask": free_port()}
+    server = ControlServer({"ask": {Ask: stop}}, ports=ports)
     # Without linger the answer may be lost; what counts is that the server ends.
     with (
         ControlClient(server.addresses["ask"], Answer) as client,
@@ -300,8 +296,7 @@ def test_server_close_is_idempotent_frees_the_port_and_works_from_a_handler() ->
         client.call(Ask(0), deadline_s=1.0)
     for _ in range(2):
         server.close()
-    port = int(server.addresses["ask"].rpartition(":")[2])
-    serve(ports={"ask": port}).close()
+    serve(ports=ports).close()
 
 
 def test_server_close_with_a_stuck_handler_returns() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from free_ports import free_port
 
 from kvxfer.control import ControlClient, ControlServer
 from kvxfer.errors import PeerLost
@@ -212,13 +213,13 @@ def test_a_call_ends_with_its_server() -> None:
 
 
 def test_a_connection_that_ended_between_calls_spoils_no_call() -> None:
-    first = ControlServer({"a": {Hello: welcome}})
-    port = int(first.addresses["a"].rpartition(":")[2])
+    ports = {"a": free_port()}
+    first = ControlServer({"a": {Hello: welcome}}, ports=ports)
     with ControlClient(first.addresses["a"], Welcome, deadline_s=GUARD_S) as client:
         assert client.call(Hello()) == Welcome()
         first.close()
         until(lambda: not client._socket.poll(0, zmq.POLLOUT))
-        with ControlServer({"a": {Hello: welcome}}, ports={"a": port}):
+        with ControlServer({"a": {Hello: welcome}}, ports=ports):
             assert client.call(Hello(pause_s=0.3)) == Welcome()
 
 
@@ -227,7 +228,8 @@ def test_a_call_waits_for_a_peer_that_has_gone_not_as_long_as_it_may(
 ) -> None:
     monkeypatch.setattr("kvxfer.control.client._RETURN_S", 0.2)
     monkeypatch.setattr("kvxfer.control.client._RETRY_S", 0.05)
-    first = ControlServer({"a": {Hello: welcome}})
+    ports = {"a": free_port()}
+    first = ControlServer({"a": {Hello: welcome}}, ports=ports)
     address = first.addresses["a"]
     with ControlClient(address, Welcome, deadline_s=GUARD_S) as client:
         assert client.call(Hello()) == Welcome()
@@ -241,6 +243,6 @@ def test_a_call_waits_for_a_peer_that_has_gone_not_as_long_as_it_may(
         client._open()
         with pytest.raises(PeerLost, match="Hello was not sent"):
             client.call(Hello())
-        with ControlServer({"a": {Hello: welcome}}, ports={"a": int(address.rpartition(":")[2])}):
+        with ControlServer({"a": {Hello: welcome}}, ports=ports):
             until(lambda: client._socket.poll(0, zmq.POLLOUT))
             assert client.call(Hello()) == Welcome()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import zmq
-from free_ports import free_ports
+from free_ports import free_port
 
 from kvxfer.control import CommitRequest, ControlClient, ControlServer, Done, SharedKey
 from kvxfer.control.calls import Calls
@@ -116,7 +116,7 @@ def test_a_key_that_is_not_admitted_is_no_timeout(key: SharedKey) -> None:
 
 def test_a_client_calls_again_after_a_foreign_greeting(key: SharedKey) -> None:
     """libzmq gives up the connection to what is no ZMTP peer; the next call makes another."""
-    (port,) = free_ports(1)
+    port = free_port()
     with (
         socket.create_server(("127.0.0.1", port)) as foreign,
         ControlClient(f"tcp://127.0.0.1:{port}", Done, key=key) as client,

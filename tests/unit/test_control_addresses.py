@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from free_ports import free_port
 
 from kvxfer.control import AbortRequest, CommitRequest, ControlClient, ControlServer, Done
 from kvxfer.control import _sockets as sockets
@@ -30,15 +31,9 @@ def serve(**options: object) -> ControlServer:
     return ControlServer(channels, **options)  # type: ignore[arg-type]
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def has_ipv6() -> bool:
     try:
-        free_port("::1")
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         return False
     return True

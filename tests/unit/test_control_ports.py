@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from free_ports import free_ports
+from free_ports import free_port, free_ports
 
 from kvxfer.control import CommitRequest, ControlClient, ControlServer, Done, Ports
 from kvxfer.errors import InvalidUsage, NotAvailable
@@ -95,7 +95,7 @@ def test_free_aliases_and_a_busy_one() -> None:
     with ControlServer({"alloc": HANDLERS}, ports={"alloc": (0, 0)}) as server:
         assert len(set(server.aliases["alloc"])) == 2
         taken = int(server.aliases["alloc"][1].rpartition(":")[2])
-        free = free_ports(1)[0]
+        free = free_port()
         with pytest.raises(NotAvailable, match=f"port {taken} .*in use"):
             ControlServer({"alloc": HANDLERS}, ports={"alloc": (free, taken)})
         ControlServer({"alloc": HANDLERS}, ports={"alloc": free}).close()

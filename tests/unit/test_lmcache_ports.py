@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 import zmq
-from free_ports import free_ports
+from free_ports import free_port
 from lmcache_grants import PLANTED, UNREADABLE, Setup, Writers
 
 from kvxfer.connectors.lmcache.alloc_port import AllocPort
@@ -21,7 +21,7 @@ FORM = Form(10, [10], "uint8", 4)
 
 
 def free_address() -> str:
-    return f"127.0.0.1:{free_ports(1)[0]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def ask(at: str, message: msgspec.Struct) -> bytes:
