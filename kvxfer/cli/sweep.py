@@ -53,6 +53,15 @@ _ENGINE_HELP = "force a copy engine; CPU: memcpy, streaming; GPU: bulk, load_sto
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the options."""
+    _add_what(parser)
+    _add_how(parser)
+    sweep_ranks.add_arguments(parser)
+    sweep_far.add_arguments(parser)
+    _add_rounds(parser)
+    _add_results(parser)
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to move (lists, X,..., are swept)")
     what.add_argument(
         "--model",
@@ -77,6 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", metavar="TYPE", default="bfloat16", help="element type of the cache"
     )
     what.add_argument("--order", default="nhd", choices=("nhd", "hnd"), help="axes of a page")
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to move it")
     how.add_argument("--transport", default="auto", choices=("auto", *TRANSPORTS), help="path")
     how.add_argument(
@@ -111,13 +123,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--strict", action="store_true", help="a slower path than the expected one is an error"
     )
-    sweep_ranks.add_arguments(parser)
-    sweep_far.add_arguments(parser)
+
+
+def _add_rounds(parser: argparse.ArgumentParser) -> None:
     rounds = parser.add_argument_group("rounds")
     rounds.add_argument("--iters", type=int, help="timed rounds a case (default by size)")
     rounds.add_argument("--warmup", type=int, default=2, help="untimed rounds a case")
     rounds.add_argument("--seed", type=int, default=0, help="of block tables and patterns")
     rounds.add_argument("--quick", action="store_true", help="a first look, under 20 s on 2 cores")
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("results besides the table")
     out.add_argument("--json", metavar="FILE", help="everything, schema kvxfer.sweep/1")
     out.add_argument("--csv", metavar="FILE", help="one line a row")

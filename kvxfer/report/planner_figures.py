@@ -30,7 +30,7 @@ def headers(plan: Plan) -> list[str]:
     return ["set-up", "GPUs", *times, "req/s", *goodput, "busy"]
 
 
-def row_of(plan: Plan, one: Candidate, at: int) -> list[str]:
+def row_of(one: Candidate, at: int) -> list[str]:
     """One candidate under load number ``at``."""
     point = one.points[at]
     summary = point.summary

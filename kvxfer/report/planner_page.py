@@ -94,7 +94,7 @@ def _table(plan: Plan, at: int) -> Iterator[str]:
     yield f"<table><thead><tr>{head}</tr></thead><tbody>"
     for one in shown(plan, at, len(plan.candidates)):
         best = plan.recommendation is not None and one.name == plan.recommendation.name
-        first, *rest = row_of(plan, one, at)
+        first, *rest = row_of(one, at)
         kind = ' class="best"' if best else ""
         cells = "".join(f"<td{kind}>{escape(cell)}</td>" for cell in rest)
         yield f'<tr><td class="text">{escape(first)}</td>{cells}</tr>'

@@ -36,7 +36,7 @@ def print_plan(plan: Plan, console: Console, *, loads: Sequence[int], most: int)
         _print_table(
             console,
             headers(plan),
-            [row_of(plan, one, at) for one in rows],
+            [row_of(one, at) for one in rows],
             bold=[
                 plan.recommendation is not None and one.name == plan.recommendation.name
                 for one in rows
