@@ -469,6 +469,9 @@ class UcxSettings:
     def num_slots(self) -> int:
         ...
     @property
+    def num_sms(self) -> int:
+        ...
+    @property
     def slot_bytes(self) -> int:
         ...
     @property
@@ -528,11 +531,11 @@ class UcxLink:
         """
         Send any bytes as a message, for tests of what a server does with them.
         """
-    def start_get(self, tables: PlanTables, sequence: typing.SupportsInt | typing.SupportsIndex, direct_bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def start_get(self, tables: PlanTables, sequence: typing.SupportsInt | typing.SupportsIndex, direct_bytes: typing.SupportsInt | typing.SupportsIndex, num_sms: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         """
         Begin a transfer from the server; poll until it is complete.
         """
-    def start_put(self, tables: PlanTables, sequence: typing.SupportsInt | typing.SupportsIndex, direct_bytes: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def start_put(self, tables: PlanTables, sequence: typing.SupportsInt | typing.SupportsIndex, direct_bytes: typing.SupportsInt | typing.SupportsIndex, num_sms: typing.SupportsInt | typing.SupportsIndex = 0) -> None:
         """
         Begin a transfer to the server; poll until it is complete.
         """

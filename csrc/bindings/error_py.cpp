@@ -5,13 +5,6 @@ namespace kvxfer::bindings {
 
 namespace {
 
-constexpr ErrorKind kAllKinds[] = {
-    ErrorKind::kInvalidUsage,    ErrorKind::kRegistration,
-    ErrorKind::kNotAvailable,    ErrorKind::kCuda,
-    ErrorKind::kSystem,          ErrorKind::kTransferFailed,
-    ErrorKind::kTransferTimeout, ErrorKind::kPeerLost,
-};
-
 py::object error_class(ErrorKind kind) {
   return py::module_::import("kvxfer.errors").attr(python_class_name(kind));
 }
@@ -19,7 +12,9 @@ py::object error_class(ErrorKind kind) {
 }  // namespace
 
 void register_errors(py::module_&) {
-  for (const ErrorKind kind : kAllKinds) (void)error_class(kind);
+  for (int kind = 0; kind < static_cast<int>(ErrorKind::kCount); ++kind) {
+    (void)error_class(static_cast<ErrorKind>(kind));
+  }
   py::register_exception_translator([](std::exception_ptr pending) {
     try {
       if (pending) std::rethrow_exception(pending);

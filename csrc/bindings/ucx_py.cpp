@@ -41,6 +41,7 @@ void register_settings(py::module_& module) {
       .def_readonly("slot_bytes", &ucx::Settings::slot_bytes)
       .def_readonly("num_slots", &ucx::Settings::num_slots)
       .def_readonly("direct_bytes", &ucx::Settings::direct_bytes)
+      .def_readonly("num_sms", &ucx::Settings::num_sms)
       .def_readonly("stall_s", &ucx::Settings::stall_s)
       .def_readonly("connect_s", &ucx::Settings::connect_s);
 }
@@ -99,15 +100,17 @@ void register_link(py::module_& module) {
       .def(
           "start_put",
           [](ucx::Link& self, const PlanTables& tables, std::uint64_t sequence,
-             std::uint64_t direct_bytes) { self.start_put(tables.plan(), sequence, direct_bytes); },
-          py::arg("tables"), py::arg("sequence"), py::arg("direct_bytes"), ReleaseGil(),
-          "Begin a transfer to the server; poll until it is complete.")
+             std::uint64_t direct_bytes,
+             int num_sms) { self.start_put(tables.plan(), sequence, direct_bytes, num_sms); },
+          py::arg("tables"), py::arg("sequence"), py::arg("direct_bytes"), py::arg("num_sms") = 0,
+          ReleaseGil(), "Begin a transfer to the server; poll until it is complete.")
       .def(
           "start_get",
           [](ucx::Link& self, const PlanTables& tables, std::uint64_t sequence,
-             std::uint64_t direct_bytes) { self.start_get(tables.plan(), sequence, direct_bytes); },
-          py::arg("tables"), py::arg("sequence"), py::arg("direct_bytes"), ReleaseGil(),
-          "Begin a transfer from the server; poll until it is complete.")
+             std::uint64_t direct_bytes,
+             int num_sms) { self.start_get(tables.plan(), sequence, direct_bytes, num_sms); },
+          py::arg("tables"), py::arg("sequence"), py::arg("direct_bytes"), py::arg("num_sms") = 0,
+          ReleaseGil(), "Begin a transfer from the server; poll until it is complete.")
       .def(
           "send_raw",
           [](ucx::Link& self, unsigned message, const py::bytes& header, const py::bytes& data) {

@@ -23,8 +23,10 @@ const char* python_class_name(ErrorKind kind) noexcept {
       return "TransferTimeout";
     case ErrorKind::kPeerLost:
       return "PeerLost";
+    case ErrorKind::kCount:
+      break;
   }
-  return "KvxferError";
+  return "(a kind without a class)";
 }
 
 void throw_errno(const std::string& what) { throw_errno(ErrorKind::kSystem, what, errno); }

@@ -6,8 +6,9 @@
 
 namespace kvxfer {
 
-/// Every kind of failure the core reports. The binding looks the same name up in kvxfer/errors.py,
-/// so a kind added here without a class there fails the import, not the first error.
+/// Every kind of failure the core reports. The binding looks all of their names up in
+/// kvxfer/errors.py, so a kind added here without a class there fails the import, not the first
+/// error.
 enum class ErrorKind {
   kInvalidUsage,
   kRegistration,
@@ -17,6 +18,7 @@ enum class ErrorKind {
   kTransferFailed,
   kTransferTimeout,
   kPeerLost,
+  kCount,
 };
 
 /// The class in kvxfer/errors.py that stands for `kind`.

@@ -42,7 +42,7 @@ class Link::State final : public Receiver {
   }
 
   void start(Message message, SidePlan near, const SidePlan& far, std::uint64_t sequence,
-             std::uint64_t direct_bytes);
+             std::uint64_t direct_bytes, int num_sms);
   bool poll(double timeout_s);
   void close() noexcept;
   void on_message(Message message, ucp_ep_h from, std::span<const std::byte> header,
@@ -108,13 +108,14 @@ class Link::State final : public Receiver {
 };
 
 void Link::State::start(Message message, SidePlan near, const SidePlan& far, std::uint64_t sequence,
-                        std::uint64_t direct_bytes) {
+                        std::uint64_t direct_bytes, int num_sms) {
   if (phase_ == Phase::kBroken) throw lost();
   KVXFER_REQUIRE(phase_ == Phase::kIdle, "a transfer is under way; wait for its end");
   if (!copies_) {
     pool_ = std::make_unique<WorkerPool>(num_threads_);
     copies_ = make_copies(settings_, *pool_, staging_);
   }
+  copies_->use_sms(num_sms == 0 ? settings_.num_sms : num_sms);
   if (direct_bytes == 0) direct_bytes = default_direct_bytes_;
   settings_.direct_bytes = direct_bytes;
   std::vector<std::byte> tables = encode(far);
@@ -311,13 +312,15 @@ Link::~Link() {
   // What UCX may still write to is left to it, rather than waiting for ever.
   if (!state_->is_quiet()) (void)state_.release();
 }
-void Link::start_put(const CopyPlan& plan, std::uint64_t sequence, std::uint64_t direct_bytes) {
+void Link::start_put(const CopyPlan& plan, std::uint64_t sequence, std::uint64_t direct_bytes,
+                     int num_sms) {
   state_->start(Message::kPut, SidePlan::source(plan), SidePlan::destination(plan), sequence,
-                direct_bytes);
+                direct_bytes, num_sms);
 }
-void Link::start_get(const CopyPlan& plan, std::uint64_t sequence, std::uint64_t direct_bytes) {
+void Link::start_get(const CopyPlan& plan, std::uint64_t sequence, std::uint64_t direct_bytes,
+                     int num_sms) {
   state_->start(Message::kGet, SidePlan::destination(plan), SidePlan::source(plan), sequence,
-                direct_bytes);
+                direct_bytes, num_sms);
 }
 void Link::send_raw(unsigned message, const std::string& header, const std::string& data) {
   state_->send_raw(static_cast<Message>(message), header, data);

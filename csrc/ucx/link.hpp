@@ -33,10 +33,12 @@ class Link {
   Link& operator=(const Link&) = delete;
 
   /// Begins a transfer of number `sequence` from here to the server, or from there to here. Rows of
-  /// `direct_bytes` or more travel by themselves; 0 = what the settings say. The plan need not
-  /// outlive the call.
-  void start_put(const CopyPlan& plan, std::uint64_t sequence, std::uint64_t direct_bytes);
-  void start_get(const CopyPlan& plan, std::uint64_t sequence, std::uint64_t direct_bytes);
+  /// `direct_bytes` or more travel by themselves, and a GPU's copies take `num_sms`; 0 = what the
+  /// settings say. The plan need not outlive the call.
+  void start_put(const CopyPlan& plan, std::uint64_t sequence, std::uint64_t direct_bytes,
+                 int num_sms);
+  void start_get(const CopyPlan& plan, std::uint64_t sequence, std::uint64_t direct_bytes,
+                 int num_sms);
   /// Works for up to `timeout_s`; true once what was begun is complete: connected, or every byte in
   /// place and the server's board signalled. Throws what the server refused with, Error(kPeerLost)
   /// where it is gone, Error(kTransferTimeout) where nothing moves.

@@ -41,8 +41,8 @@ bool Server::close() { refuse(); }
 
 Link::Link(std::shared_ptr<Context>, ServerAddress, int, const Settings&) { refuse(); }
 Link::~Link() = default;
-void Link::start_put(const CopyPlan&, std::uint64_t, std::uint64_t) { refuse(); }
-void Link::start_get(const CopyPlan&, std::uint64_t, std::uint64_t) { refuse(); }
+void Link::start_put(const CopyPlan&, std::uint64_t, std::uint64_t, int) { refuse(); }
+void Link::start_get(const CopyPlan&, std::uint64_t, std::uint64_t, int) { refuse(); }
 void Link::send_raw(unsigned, const std::string&, const std::string&) { refuse(); }
 bool Link::poll(double) { refuse(); }
 std::uint64_t Link::first_sequence() const { refuse(); }

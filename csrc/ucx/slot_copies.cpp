@@ -2,18 +2,19 @@
 
 #include <deque>
 #include <exception>
+#include <string>
 #include <vector>
 
 #include "copy/device_copier.hpp"
 #include "copy/paged_copy_host.hpp"
+#include "core/check.hpp"
+#include "memory/device.hpp"
 #include "memory/shared_segment.hpp"
 
 namespace kvxfer::ucx {
 
 namespace {
 
-// A bus carries no more than eight SMs do.
-constexpr int kNumSms = 8;
 constexpr double kDrainS = 10;
 
 class HostCopies final : public SlotCopies {
@@ -40,11 +41,13 @@ class HostCopies final : public SlotCopies {
 
 class DeviceCopies final : public SlotCopies {
  public:
-  DeviceCopies(int device, Staging& staging)
-      : staging_(staging),
+  DeviceCopies(const Settings& settings, Staging& staging)
+      : device_(settings.device),
+        num_sms_(settings.num_sms),
+        staging_(staging),
         flags_(SharedSegment::create(staging.num_slots() * CompletionBoard::kSlotBytes)),
         posted_(staging.num_slots(), 0),
-        copier_(device, flags_.address(), staging.num_slots()) {}
+        copier_(settings.device, flags_.address(), staging.num_slots()) {}
 
   void gather(const SidePlan& side, const SidePlan::Box& box, const RowRange& rows,
               std::byte* slot) override {
@@ -53,6 +56,14 @@ class DeviceCopies final : public SlotCopies {
   void scatter(const SidePlan& side, const SidePlan::Box& box, const RowRange& rows,
                const std::byte* slot) override {
     post(slot, RowPlan::scatter(side, box, rows, reinterpret_cast<std::uint64_t>(slot)));
+  }
+  void use_sms(int num_sms) override {
+    if (num_sms == num_sms_) return;
+    const int most = device_info(device_).num_sms;
+    KVXFER_REQUIRE(num_sms > 0 && num_sms <= most,
+                   "num_sms is " + std::to_string(num_sms) + "; GPU " + std::to_string(device_) +
+                       " has " + std::to_string(most) + " (0 = the default)");
+    num_sms_ = num_sms;
   }
   [[nodiscard]] bool is_done(const std::byte* slot) override {
     const std::uint32_t index = staging_.index_of(slot);
@@ -72,11 +83,13 @@ class DeviceCopies final : public SlotCopies {
   void post(const std::byte* slot, const RowPlan& rows) {
     const std::uint32_t index = staging_.index_of(slot);
     DeviceCopyOptions options;
-    options.num_sms = kNumSms;
+    options.num_sms = num_sms_;
     copier_.post(rows.plan(), options, {index, posted_[index] + 1}, nullptr);
     ++posted_[index];
   }
 
+  int device_;
+  int num_sms_;
   Staging& staging_;
   SharedSegment flags_;  // goes after the copier, which writes there
   std::vector<std::uint64_t> posted_;
@@ -134,7 +147,7 @@ std::unique_ptr<SlotCopies> make_copies(const Settings& settings, WorkerPool& po
                                         Staging& staging) {
   switch (settings.staging) {
     case StagingKind::kPinned:
-      return std::make_unique<DeviceCopies>(settings.device, staging);
+      return std::make_unique<DeviceCopies>(settings, staging);
     case StagingKind::kRehearsal:
       return std::make_unique<RehearsedCopies>(pool);
     case StagingKind::kHost:

@@ -19,6 +19,8 @@ class SlotCopies {
                       std::byte* slot) = 0;
   virtual void scatter(const SidePlan& side, const SidePlan::Box& box, const RowRange& rows,
                        const std::byte* slot) = 0;
+  /// How many SMs later copies take of a GPU. Throws Error(kInvalidUsage) where it has fewer.
+  virtual void use_sms(int /*num_sms*/) {}
   /// Whether what was begun last on a slot is done and visible to all. Throws Error(kCuda) where
   /// the GPU has failed.
   [[nodiscard]] virtual bool is_done(const std::byte* slot) = 0;

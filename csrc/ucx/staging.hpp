@@ -32,6 +32,8 @@ struct Settings {
   /// How long a transfer may stand still.
   double stall_s = 20;
   double connect_s = 10;
+  /// Of a GPU's copies. A bus carries no more than eight SMs do.
+  int num_sms = 8;
 };
 
 /// Registered slots between pages and the wire, allocated at the first use.

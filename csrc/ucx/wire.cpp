@@ -41,7 +41,7 @@ Error malformed(const std::string& what) {
 }  // namespace
 
 Error read_fail(const Fail& fail, std::string text) {
-  const bool known = fail.kind <= static_cast<std::uint32_t>(ErrorKind::kPeerLost);
+  const bool known = fail.kind < static_cast<std::uint32_t>(ErrorKind::kCount);
   return {known ? static_cast<ErrorKind>(fail.kind) : ErrorKind::kTransferFailed, std::move(text)};
 }
 

@@ -1,7 +1,7 @@
 """Who a peer is, where its pages are, and who may write them. See PROTOCOL.md."""
 
 from kvxfer.control.client import ControlClient
-from kvxfer.control.deferred import Deferred
+from kvxfer.control.deferred import DeferredReply
 from kvxfer.control.framing import PROTOCOL_VERSION, decode, encode
 from kvxfer.control.key import SharedKey
 from kvxfer.control.messages import (
@@ -9,7 +9,6 @@ from kvxfer.control.messages import (
     CommitRequest,
     Done,
     ErrorReply,
-    FailedRequests,
     InitReply,
     InitRequest,
     LayoutSpec,
@@ -19,6 +18,7 @@ from kvxfer.control.messages import (
     ReserveReply,
     ReserveRequest,
     TableSpec,
+    WatchReply,
     WatchRequest,
 )
 from kvxfer.control.ports import Ports
@@ -30,10 +30,9 @@ __all__ = [
     "CommitRequest",
     "ControlClient",
     "ControlServer",
-    "Deferred",
+    "DeferredReply",
     "Done",
     "ErrorReply",
-    "FailedRequests",
     "Handlers",
     "InitReply",
     "InitRequest",
@@ -46,6 +45,7 @@ __all__ = [
     "ReserveRequest",
     "SharedKey",
     "TableSpec",
+    "WatchReply",
     "WatchRequest",
     "decode",
     "encode",

@@ -5,7 +5,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
-from kvxfer.control.deferred import Deferred
+from kvxfer.control.deferred import DeferredReply
 from kvxfer.errors import NotAvailable
 
 MAX_PENDING = 4096
@@ -18,7 +18,7 @@ class Owed:
 
     routing_id: bytes
     call_id: bytes
-    deferred: Deferred
+    deferred: DeferredReply
     end_s: float
 
 

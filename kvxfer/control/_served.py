@@ -12,7 +12,7 @@ from kvxfer.control import _sockets
 from kvxfer.control._callers import Callers, Gone
 from kvxfer.control._pending import Owed, Pending
 from kvxfer.control.addresses import Resolved
-from kvxfer.control.deferred import Deferred, Frames
+from kvxfer.control.deferred import DeferredReply, Frames
 from kvxfer.control.framing import decode_request, decoder_of, encode, is_ours
 from kvxfer.control.key import SharedKey
 from kvxfer.control.messages import ErrorReply
@@ -20,7 +20,7 @@ from kvxfer.control.replies import error_frames
 from kvxfer.errors import KvxferError, NotAvailable, ProtocolMismatch
 
 # The parameter is Any because a handler takes its own message type, not every Struct.
-Handlers = Mapping[type[msgspec.Struct], Callable[[Any], msgspec.Struct | Deferred]]
+Handlers = Mapping[type[msgspec.Struct], Callable[[Any], msgspec.Struct | DeferredReply]]
 OnGone = Callable[[str, str], object]
 # Called from any thread with what the server's thread shall do next.
 Post = Callable[[Callable[[], None]], None]
@@ -114,16 +114,16 @@ class ServedChannel:
             return
         self.callers.heard(frame, routing_id, getattr(message, "incarnation", ""))
         answer = self._handle(message)
-        if isinstance(answer, Deferred):
+        if isinstance(answer, DeferredReply):
             self._owe(Owed(routing_id, call_id, answer, time.monotonic() + limit_s))
         else:
             self._send(routing_id, call_id, answer)
 
-    def _handle(self, message: msgspec.Struct) -> Frames | Deferred:
+    def _handle(self, message: msgspec.Struct) -> Frames | DeferredReply:
         name = type(message).__name__
         try:
             reply = self.handlers[type(message)](message)
-            if isinstance(reply, Deferred):
+            if isinstance(reply, DeferredReply):
                 return reply
             if not isinstance(reply, msgspec.Struct):
                 raise TypeError(f"the handler of {name} returned {reply!r}, not a message")

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -72,6 +72,7 @@ class Line:
     def start(self, message: msgspec.Struct, *, deadline_s: float, on_answer: OnAnswer) -> None:
         """Send ``message``, at most once; ``on_answer`` gets the answer or what went wrong.
 
+        ``deadline_s`` is for the connection to take it, and again for the answer.
         It is called by :meth:`Calls.run`, once, unless the line is closed before.
         """
         call_id = self._nonce + next(self._counter).to_bytes(8, "big")
@@ -88,8 +89,7 @@ class Line:
     @property
     def end_s(self) -> float:
         """When the first of its calls is over at the latest; infinity for none."""
-        calls = itertools.chain(self._unsent, self._sent.values())
-        return min((call.end_s for call in calls), default=float("inf"))
+        return min((call.end_s for call in self._timed()), default=float("inf"))
 
     def work(self) -> bool:
         """Send what can be sent, and pass on what has come or is over.
@@ -129,7 +129,7 @@ class Line:
 
     def _end_late(self) -> None:
         now_s = time.monotonic()
-        for call in [one for one in (*self._unsent, *self._sent.values()) if one.end_s <= now_s]:
+        for call in [one for one in self._timed() if one.end_s <= now_s]:
             if self._sent.pop(call.parts[0], None) is not None:
                 state = "sent, not answered; its outcome is unknown"
             elif call in self._unsent:
@@ -145,12 +145,19 @@ class Line:
                 )
             )
 
+    def _timed(self) -> Iterator[_Call]:
+        """The calls whose time runs: not of those that wait for earlier ones to be answered."""
+        yield from self._sent.values()
+        if self.wants_to_send:
+            yield from self._unsent
+
     def _send_waiting(self) -> None:
         with contextlib.suppress(zmq.Again):
             while self.wants_to_send and not self.socket.closed:
                 call = self._unsent[0]
-                limit = encode_limit(call.end_s - time.monotonic())
+                limit = encode_limit(call.limit_s)
                 self.socket.send_multipart([*call.parts, limit], zmq.NOBLOCK)
+                call.end_s = time.monotonic() + call.limit_s
                 self._sent[call.parts[0]] = self._unsent.popleft()
                 self.events.forget()
 

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 Frames = list[bytes]
 
 
-class Deferred:
+class DeferredReply:
     """What a handler returns when the answer depends on something that has yet to happen.
 
     The server keeps serving meanwhile. The answer is owed until the caller's own deadline; a

@@ -16,7 +16,7 @@ from kvxfer.errors import InvalidUsage
 MAX_BLOCK_IDS = 1 << 20
 MAX_PLANES = 1 << 16
 MAX_GROUPS = 256  # as `KVLayout`
-MAX_FAILURES = 256
+MAX_NEWS = 256
 MAX_INT = (1 << 63) - 1
 MAX_ERROR_CHARS = 4096
 MAX_REQUEST_ID_CHARS = 256
@@ -235,16 +235,20 @@ class WatchRequest(msgspec.Struct, frozen=True, tag="watch"):
     incarnation: Name
 
 
-class FailedRequests(msgspec.Struct, frozen=True, tag="failed"):
-    """Requests that the server has given up, each with its reason, told once; perhaps none.
+class WatchReply(msgspec.Struct, frozen=True, tag="failed"):
+    """What became of the caller's requests at the server, told once; perhaps nothing.
 
-    The caller stops writing to them, and then says so with abort.
+    Attributes:
+        failures: the server has given them up, and why. The caller stops writing to them, and then
+            says so with abort.
+        decided: reservations of the caller that were to wait, and need not: it asks again.
     """
 
     failures: Annotated[
         list[tuple[RequestId, Annotated[str, Meta(max_length=MAX_ERROR_CHARS)]]],
-        Meta(max_length=MAX_FAILURES),
-    ]
+        Meta(max_length=MAX_NEWS),
+    ] = []
+    decided: Annotated[list[RequestId], Meta(max_length=MAX_NEWS)] = []
 
 
 class LeaveRequest(msgspec.Struct, frozen=True, tag="leave"):

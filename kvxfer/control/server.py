@@ -33,8 +33,8 @@ class ControlServer(Closing):
     """Serves channels, each on its own TCP ports, from one background thread.
 
     Handlers run on that thread one after another: they must be quick and must not call back into
-    the server's own channels. One that cannot answer yet returns a `Deferred`. A `KvxferError` that
-    a handler raises is raised again at the caller.
+    the server's own channels. One that cannot answer yet returns a `DeferredReply`. A `KvxferError`
+    that a handler raises is raised again at the caller.
     """
 
     def __init__(

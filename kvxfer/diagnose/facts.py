@@ -17,7 +17,7 @@ class NvLink(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         index: as NVML counts.
-        active: trained and up.
+        active: trained and up; None where the state is not told, or in no word that is known.
         gb_per_s: what it carries one way.
         remote: ``gpu``, ``switch`` or ``unknown``.
         remote_pci: the device at its other end.
@@ -25,7 +25,7 @@ class NvLink(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     index: int
-    active: bool
+    active: bool | None
     gb_per_s: float | None = None
     remote: str = "unknown"
     remote_pci: str = ""
@@ -40,8 +40,8 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
         status: ``success``, or the error that registration ended with; empty where not told.
         clique: GPUs of one clique reach each other.
         cluster: UUID of the NVLink domain; zeros where it is one node.
-        health: ``healthy``, ``unhealthy``, ``limited capacity``, what is wrong with it in words, or
-            empty where it is not told.
+        health: ``healthy``, or all that is wrong with it in words (``unhealthy``, ``degraded in
+            bandwidth``); empty where it is not told.
     """
 
     state: str
@@ -74,6 +74,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         mig: whether it is cut into instances.
         dmabuf: whether its memory can be exported as a dma-buf.
         row_remap_failed: a bad memory row could not be replaced.
+        row_remap_pending: one will be at the next reset.
         slowdown: why its clocks are held down now, but for power limit and idleness; empty = no.
     """
 
@@ -90,6 +91,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     mig: bool | None = None
     dmabuf: bool | None = None
     row_remap_failed: bool | None = None
+    row_remap_pending: bool | None = None
     slowdown: str | None = None
 
     @property
@@ -176,12 +178,25 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True):
-    """An error that the NVIDIA driver wrote to the kernel's log: of a GPU, or of a switch."""
+    """An error that the NVIDIA driver wrote to the kernel's log: of a GPU, or of a switch.
+
+    Attributes:
+        code: of NVIDIA's Xid catalogue, or an SXid.
+        pci: of the device.
+        text: the first line's words.
+        of_switch: an SXid.
+        instance: of a GPU that is cut, as the line names it: ``GPU-I:05``.
+        nonfatal: the driver calls it so; False where it says nothing of that.
+        links: NVLinks that its lines name.
+    """
 
     code: int
     pci: str
     text: str
     of_switch: bool = False
+    instance: str = ""
+    nonfatal: bool = False
+    links: tuple[int, ...] = ()
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +207,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         cpu: model.
         num_cpus: that this process may use.
         numa_nodes: with CPUs.
-        gpu_pcis: NVIDIA GPUs on the PCI bus, the driver's or not.
+        gpu_pcis: NVIDIA GPUs on the PCI bus, the driver's or not; no virtual functions of them.
         num_expected_gpus: as the operator says; None = nothing was said.
         gpu_drivers: GPU on the bus -> kernel driver that it is bound to, empty = none; those that
             are not told are left out.

@@ -16,8 +16,7 @@ import msgspec
 from kvxfer import _core
 from kvxfer.errors import ProtocolMismatch
 from kvxfer.memory.registration import Registration
-
-_Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 46)]
+from kvxfer.memory.wire import Descriptor, NumBytes, OffsetBytes
 
 
 class DeviceRegionSpec(msgspec.Struct, frozen=True):
@@ -35,13 +34,11 @@ class DeviceRegionSpec(msgspec.Struct, frozen=True):
 
     device_uuid: Annotated[str, msgspec.Meta(max_length=64)]
     buffer_id: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-    offset_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 46)]
-    num_bytes: _Size
+    offset_bytes: OffsetBytes
+    num_bytes: NumBytes
     legacy_handle: Annotated[bytes, msgspec.Meta(max_length=64)]
-    chunk_bytes: Annotated[list[_Size], msgspec.Meta(min_length=1, max_length=65536)]
-    chunk_fds: Annotated[
-        list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]], msgspec.Meta(max_length=65536)
-    ]
+    chunk_bytes: Annotated[list[NumBytes], msgspec.Meta(min_length=1, max_length=65536)]
+    chunk_fds: Annotated[list[Descriptor], msgspec.Meta(max_length=65536)]
 
 
 class DeviceExport:

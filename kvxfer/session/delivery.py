@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvxfer.session.target import Target
 
 _log = logging.getLogger(__name__)
+_PAUSE_S = 60.0  # the longest after which blocks are asked for again
 _CALL_S = 1.0  # an unanswered call is made again after it, until the state's time is over
 # A peer that was met as another, or whose memory is another by now.
 GONE = (PeerLost, RegistrationError)
@@ -50,6 +51,7 @@ class Delivery:
         self._peer: Peer | None = None
         self._way: Way | None = None
         self._again_s = float("inf")  # when to ask for blocks again
+        self._decided = False  # the peer would answer now
         target.want(self)
 
     @property
@@ -75,7 +77,8 @@ class Delivery:
     @property
     def next_s(self) -> float:
         """When :meth:`step` has something to do at the latest."""
-        return min(self.machine.end_s, self._again_s)
+        end_s, again_s = self.machine.end_s, self._again_s
+        return end_s if end_s < again_s else again_s
 
     def feed(self, event: SendEvent, error: KvxferError | None = None) -> None:
         """Something has happened; an action that fails fails this delivery alone."""
@@ -86,9 +89,28 @@ class Delivery:
         if action:
             self._guard(getattr(self, f"_on_{action}"))
 
+    def is_due(self, now_s: float) -> bool:
+        """Whether :meth:`step` has something to do: thousands may wait while few move."""
+        state = self.machine.state
+        return (
+            now_s >= self.next_s
+            or state is Sending.MOVING
+            or state is Sending.LEAVING
+            or state is Sending.DRAINING
+            or bool(self._shipment.given_up)
+        )
+
+    def ask_again(self) -> None:
+        """The peer, which had it wait for blocks, would answer now."""
+        self._decided = True  # what has it wait may come later than this, by another connection
+        if self._again_s < float("inf"):
+            self._again_s = 0.0
+
     def step(self, now_s: float) -> None:
         """Go on: what is in flight, what is ready, and what is late."""
         self._guard(lambda: self._go_on(now_s))
+        if self.machine.is_late(now_s):
+            self._guard(self._end_state)
 
     def _guard(self, call: Callable[[], object]) -> None:
         """Have an exception end this delivery, and not the thread that serves the others too."""
@@ -107,14 +129,15 @@ class Delivery:
             self._move()
         elif state in (Sending.LEAVING, Sending.DRAINING):
             self._drain()
-        if self.machine.is_late(now_s):
-            self.error = self.error or self._target.last_error or self._too_long()
-            self.feed(SendEvent.LATE)
+
+    def _end_state(self) -> None:
+        self.error = self.error or self._target.last_error or self._too_long()
+        self.feed(SendEvent.LATE)
 
     # Actions of the table.
 
     def _on_reserve(self) -> None:
-        self._again_s = float("inf")
+        self._again_s, self._decided = float("inf"), False
         peer = self._peer = self._target.peer
         tokens = self._shipment.tokens
         num_blocks = sum(map(len, peer.view.shard.model.needed_blocks(tokens)))
@@ -135,7 +158,8 @@ class Delivery:
     def _on_reserved(self, answer: msgspec.Struct) -> None:
         assert isinstance(answer, ReserveReply)
         if answer.state == "wait":
-            self._again_s = time.monotonic() + min(max(answer.retry_after_s, 0.001), 1.0)
+            pause_s = 0.0 if self._decided else min(max(answer.retry_after_s, 0.001), _PAUSE_S)
+            self._again_s = time.monotonic() + pause_s
         elif answer.state == "refused":
             self.feed(SendEvent.ERROR, self._refused(answer.reason))
         else:

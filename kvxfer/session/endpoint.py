@@ -13,7 +13,6 @@ from kvxfer.control import (
     AbortRequest,
     CommitRequest,
     ControlServer,
-    Deferred,
     Done,
     InitReply,
     InitRequest,
@@ -61,8 +60,8 @@ class Endpoint(Closing):
         cache: the registered cache.
         incarnation: differs at every start, so that a peer never takes a successor for us.
         addresses: URLs of the ``init`` and ``alloc`` channels, for :meth:`connect` elsewhere.
-        blocks: the block pool that the alloc channel serves. A request that a peer has committed
-            keeps its blocks until ``blocks.release`` is called here.
+        blocks: the block pool that the alloc channel serves, where no ``requests`` do. A request
+            that a peer has committed keeps its blocks until ``blocks.release`` is called here.
     """
 
     def __init__(
@@ -328,7 +327,7 @@ class Endpoint(Closing):
             board=self._board.describe(slot),
         )
 
-    def _reserve(self, request: ReserveRequest) -> ReserveReply | Deferred:
+    def _reserve(self, request: ReserveRequest) -> ReserveReply:
         if request.epoch != self._epoch:
             raise RegistrationError(
                 f"epoch {request.epoch} of this cache is over, it is now {self._epoch}; connect "

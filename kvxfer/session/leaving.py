@@ -2,17 +2,14 @@
 
 import logging
 
-import msgspec
-
 from kvxfer.control import LeaveRequest
-from kvxfer.control.calls import Calls, Line
-from kvxfer.errors import ControlTimeout, KvxferError, NotAvailable, PeerLost
+from kvxfer.control.calls import Answer, Calls, Line
+from kvxfer.errors import ControlTimeout, NotAvailable, PeerLost
 from kvxfer.session.peer import Peer
 
 _log = logging.getLogger(__name__)
 _CALL_S = 1.0
 _NUM_LEAVE_CALLS = 600
-Answer = msgspec.Struct | KvxferError
 
 
 class Leaving:

@@ -11,7 +11,7 @@ from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable
 from kvxfer.layout import Share, ToFp8
 from kvxfer.memory import KVCache
 from kvxfer.session.layouts import layout_spec, rank_spec
-from kvxfer.transport import Offers, Transports
+from kvxfer.transport import TransportOffers, Transports
 
 # A peer that is gone does not answer; its board is gone with it.
 _LEAVE_S = 0.5
@@ -31,9 +31,9 @@ def init_request(
     )
 
 
-def offers_to(transports: Transports, address: str) -> Offers:
+def offers_to(transports: Transports, address: str) -> TransportOffers:
     """What is offered to the peer whose init channel is at ``address``."""
-    return Offers(transports, is_here=is_of_this_host(address), peer=address)
+    return TransportOffers(transports, is_here=is_of_this_host(address), peer=address)
 
 
 def is_of_this_host(address: str) -> bool:

@@ -43,7 +43,7 @@ from kvxfer.session.meeting import (
     require_scales,
 )
 from kvxfer.session.routes import Routes
-from kvxfer.transport import After, Link, Offers, Op, Transfer, Transports, Tuning
+from kvxfer.transport import After, Link, Op, Transfer, TransportOffers, Transports, Tuning
 
 
 class Peer(Closing):
@@ -63,7 +63,7 @@ class Peer(Closing):
     def __init__(
         self,
         cache: KVCache,
-        offers: Offers,
+        offers: TransportOffers,
         *,
         names: ConnectionNames,
         connection: str,
@@ -89,9 +89,13 @@ class Peer(Closing):
         require_joinable(cache.shard.model, shard.model, convert)
         transport = offers.get(reply.transport)
         self.link: Link = transport.link(cache, reply.regions, reply.board)
-        offers.took(reply.transport, self.link.path, reply.board)
-        self.view = _remote_view(shard, reply, self.link)
-        self._routes = Routes(cache.view, self.view, convert)
+        try:
+            offers.took(reply.transport, self.link.path, reply.board)
+            self.view = _remote_view(shard, reply, self.link)
+            self._routes = Routes(cache.view, self.view, convert)
+        except BaseException:
+            self.link.close()
+            raise
         # Goes with the link, not the peer: a transfer in flight keeps it, and its slot busy.
         self._give_back = weakref.finalize(self.link, names.give_back, self.incarnation, connection)
 

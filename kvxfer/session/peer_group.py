@@ -1,19 +1,21 @@
 """All ranks of the other side as one: a request's blocks are matched once and posted to each."""
 
+import logging
 import time
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TypeAlias, cast
 
 import numpy as np
 
 from kvxfer.closing import Closing
-from kvxfer.errors import InvalidUsage, KvxferError
+from kvxfer.errors import InvalidUsage, KvxferError, TransferTimeout
 from kvxfer.layout import BlockMap, Blocks, BlockTable, BlockTables, CopyPlan
 from kvxfer.session.coverage import require_complete
 from kvxfer.session.peer import Peer
 from kvxfer.transport import After, Op, Transfer, Tuning
 
+_log = logging.getLogger(__name__)
 RankedBlocks: TypeAlias = Blocks | Sequence[Blocks]
 """One table that holds for all ranks, or one a rank."""
 
@@ -59,8 +61,8 @@ class GroupTransfer:
                 transfer.wait(max(deadline - time.monotonic(), 0.0))
             except KvxferError as error:
                 errors.append(error)
-        if errors:
-            raise errors[0]
+        if errors:  # what may still be written is the worst news
+            raise next((one for one in errors if isinstance(one, TransferTimeout)), errors[0])
 
 
 class PeerGroup(Closing):
@@ -199,9 +201,13 @@ def _post(
     try:
         for peer, copy in plans:
             posted.append(peer.link.post(copy, op, tuning=tuning, after=after))
-    except Exception:
+    except Exception as error:
         # Nobody will hold these, and the caller may use the pages again once this has failed.
-        with suppress(KvxferError):
+        try:
             GroupTransfer(posted).wait()
+        except TransferTimeout as late:
+            raise late from error
+        except KvxferError as failed:
+            _log.info("a copy to another rank has failed too: %s", failed)
         raise
     return GroupTransfer(posted)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvxfer.control import Deferred, ReserveReply, TableSpec
+from kvxfer.control import ReserveReply, TableSpec
 from kvxfer.control.messages import MAX_ERROR_CHARS
 from kvxfer.layout import BlockTable, Share
 from kvxfer.layout.shares import overlap
@@ -20,13 +20,13 @@ class Writer:
         shares: the layers and heads that it writes.
         committed: all of them are here.
         over: no write of it to this request can come any more.
-        answer: what its call waits for.
+        waits: it was told to wait until it hears that the request is decided.
     """
 
     shares: tuple[Share, ...]
     committed: bool = False
     over: bool = False
-    answer: Deferred | None = None
+    waits: bool = False
 
 
 @dataclass(slots=True)
@@ -122,6 +122,11 @@ class Reception:
             reason=self.reason,
             quarantined=self.quarantined,
         )
+
+
+def waiting(request_id: str, retry_after_s: float) -> ReserveReply:
+    """A reservation that is to be made again."""
+    return ReserveReply(request_id=request_id, state="wait", retry_after_s=retry_after_s)
 
 
 def refused(request_id: str, reason: str) -> ReserveReply:

@@ -7,28 +7,28 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from kvxfer.control import (
     AbortRequest,
     CommitRequest,
-    Deferred,
-    FailedRequests,
+    DeferredReply,
     ReserveReply,
     ReserveRequest,
+    WatchReply,
 )
 from kvxfer.errors import InvalidUsage, TransferFailed
 from kvxfer.session.ended import EndedRequests, ended_text
-from kvxfer.session.failure_watch import FailureWatch
+from kvxfer.session.news import News
 from kvxfer.session.offers import Granted, Notice, Offer, Refused, ids_of
 from kvxfer.session.placement import Placement
-from kvxfer.session.reception import Reception, Writer, refused
+from kvxfer.session.reception import Reception, Writer, refused, waiting
 from kvxfer.session.requests import Writers, not_visible_text
 from kvxfer.session.silence import Silence
 from kvxfer.session.states import ReceiveEvent, ReceiveLimits, Receiving
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 0.05
+_NEWS_LOST_S = 30.0  # a watch whose answer is lost ends the connection sooner
 _TICK_S = 0.1
 _WRITER_ENDED = "its sender's process has ended, or its connection has"
 
@@ -57,15 +57,19 @@ class RequestBook:
         self._num_unread = num_unread
         self._open: OrderedDict[str, Reception] = OrderedDict()  # also those in quarantine
         self._ended = EndedRequests()
-        self._failures = FailureWatch()
+        self._news = News()
         self._silence = Silence(limits.silent_s)
+        self._look_s = 0.0  # when to look at all that is open
         self._after: list[Callable[[], object]] = []
         self._lock = threading.Lock()
 
     # What senders ask.
 
-    def reserve(self, request: ReserveRequest) -> ReserveReply | Deferred:
-        """Blocks, ``wait``, or ``refused`` with the reason; deferred while it waits for blocks."""
+    def reserve(self, request: ReserveRequest) -> ReserveReply:
+        """Blocks, ``refused`` with the reason, or ``wait``, of which the news say when it is over.
+
+        No call is held until there are blocks: many requests may wait, and calls are few.
+        """
         shares = self._of.shares_of(request.incarnation)
         offer = self._placement.offer_of(request)
         if not shares:
@@ -84,9 +88,9 @@ class RequestBook:
         with self._turn():  # a scheduler that answers at once has done so by now
             if reception.state is not Receiving.WAITING:
                 return reception.reply()
-            writer = reception.writers[request.incarnation]
-            writer.answer = Deferred()
-            return writer.answer
+            heard = self._news.is_heard_by(request.incarnation)
+            reception.writers[request.incarnation].waits = heard
+            return waiting(request.request_id, _NEWS_LOST_S if heard else _RETRY_AFTER_S)
 
     def commit(self, request: CommitRequest) -> None:
         """A writer's share is written and visible.
@@ -137,17 +141,17 @@ class RequestBook:
                 return  # it was refused as a stranger to this request, and takes that back
             self._give_up(reception, why)
 
-    def watch(self, connection: str) -> FailedRequests | Deferred:
+    def watch(self, connection: str) -> WatchReply | DeferredReply:
         """Which requests of a sender were given up, once there are some."""
         self._of.shares_of(connection)
         with self._turn():
             self._silence.heard(connection)
-            return self._failures.watch(connection, time.monotonic())
+            return self._news.watch(connection, time.monotonic())
 
     def left(self, connection: str) -> None:
         """A sender has unmapped the cache."""
         with self._turn():
-            self._failures.forget(connection)
+            self._news.forget(connection)
             self._silence.forget(connection)
             self._over(connection, "its sender left before it was committed")
 
@@ -159,25 +163,12 @@ class RequestBook:
     def tick(self, now_s: float) -> float:
         """End what is late, or whose sender's process has ended; returns when to call again."""
         with self._turn():
-            for connection in self._silence.take_silent(now_s):
-                self._lose(connection, "its sender was silent for too long")
-            for reception in [one for one in self._open.values() if one.machine.is_late(now_s)]:
-                text = f"it was {reception.state.value} for too long"
-                reception.reason = reception.reason or text
-                self._feed(reception, ReceiveEvent.LATE)
-            writing = {
-                connection
-                for reception in self._open.values()
-                for connection, writer in reception.writers.items()
-                if not writer.over
-            }
-            for connection in filter(self._of.has_ended, writing):
-                self._over(connection, _WRITER_ENDED)
+            if now_s >= self._look_s:  # it is called after each turn of the server's loop
+                self._look_s = now_s + _TICK_S
+                self._look(now_s)
             if self._open:
-                return now_s + _TICK_S
-            return min(
-                self._failures.next_s, now_s + 1.0 if self._silence.is_watching else math.inf
-            )
+                return self._look_s
+            return min(self._news.next_s, now_s + 1.0 if self._silence.is_watching else math.inf)
 
     # What the engine asks.
 
@@ -230,7 +221,7 @@ class RequestBook:
                 try:
                     yield
                 finally:
-                    self._failures.tell(time.monotonic())
+                    self._news.tell(time.monotonic())
                     after, self._after = self._after, []
         finally:
             for call in after:
@@ -239,6 +230,23 @@ class RequestBook:
                 except Exception:
                     # The engine's own fault, on the thread that serves every sender.
                     _log.exception("a callback of the receiver failed")
+
+    def _look(self, now_s: float) -> None:
+        for connection in self._silence.take_silent(now_s):
+            self._lose(connection, "its sender was silent for too long")
+        writing = {
+            connection
+            for reception in self._open.values()
+            for connection, writer in reception.writers.items()
+            if not writer.over
+        }
+        for connection in filter(self._of.has_ended, writing):
+            self._over(connection, _WRITER_ENDED)
+        # Last: what is over by now needs no quarantine, also where this side has slept.
+        for reception in [one for one in self._open.values() if one.machine.is_late(now_s)]:
+            text = f"it was {reception.state.value} for too long"
+            reception.reason = reception.reason or text
+            self._feed(reception, ReceiveEvent.LATE)
 
     def _refusal(self, offer: Offer) -> ReserveReply | None:
         """Why a new request is not taken, or not now."""
@@ -251,7 +259,7 @@ class RequestBook:
             text = f"{offer.num_blocks} blocks of a cache of {num_blocks}: it can never be served"
             return refused(request_id, text)
         if len(self._open) + self._num_unread() >= self._limits.num_requests:
-            return ReserveReply(request_id=request_id, state="wait", retry_after_s=_RETRY_AFTER_S)
+            return waiting(request_id, _RETRY_AFTER_S)
         return None
 
     def _begin(self, offer: Offer) -> Reception:
@@ -262,13 +270,12 @@ class RequestBook:
         self._after.append(lambda: self._ask(offer))
         return reception
 
-    def _answer_writers(self, reception: Reception) -> None:
+    def _tell_writers(self, reception: Reception) -> None:
         """The request waits no more."""
-        reply = reception.reply()
-        for writer in reception.writers.values():
-            answer, writer.answer = writer.answer, None
-            if answer is not None:
-                self._after.append(partial(answer.complete, reply))
+        for connection, writer in reception.writers.items():
+            if writer.waits:
+                writer.waits = False
+                self._news.add_decision(connection, reception.offer.request_id)
 
     def _ask(self, offer: Offer) -> None:
         request_id = offer.request_id
@@ -337,7 +344,7 @@ class RequestBook:
             getattr(self, f"_on_{action}")(reception)
 
     def _on_start(self, reception: Reception) -> None:
-        self._answer_writers(reception)
+        self._tell_writers(reception)
 
     def _on_complete(self, reception: Reception) -> None:
         self._close(reception)
@@ -345,11 +352,11 @@ class RequestBook:
     def _on_drain(self, reception: Reception) -> None:
         for connection, writer in reception.writers.items():
             if not writer.over:
-                self._failures.add(connection, reception.offer.request_id, reception.reason)
+                self._news.add_failure(connection, reception.offer.request_id, reception.reason)
         self._settle(reception)
 
     def _on_fail(self, reception: Reception) -> None:
-        self._answer_writers(reception)
+        self._tell_writers(reception)
         self._close(reception)
         self._placement.free(reception.offer.request_id)
         self._serve_queue()

@@ -1,26 +1,33 @@
 """What answers an endpoint's alloc channel, and the simplest of them: a pool of blocks."""
 
-import math
+import time
 from typing import Protocol
 
 from kvxfer.control import (
     AbortRequest,
     CommitRequest,
-    Deferred,
-    FailedRequests,
+    DeferredReply,
     ReserveReply,
     ReserveRequest,
     TableSpec,
+    WatchReply,
 )
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import Share
 from kvxfer.session.block_pool import BlockPool
+from kvxfer.session.news import News
 
 _RETRY_AFTER_S = 0.01
 
 
 class Writers(Protocol):
-    """What can be asked about a connection."""
+    """The endpoint that requests are written to: what can be asked about a connection.
+
+    Attributes:
+        incarnation: the endpoint's own name.
+    """
+
+    incarnation: str
 
     def shares_of(self, connection: str) -> tuple[Share, ...]:
         """The layers and heads that its rank sends to this one; raises PeerLost if unknown."""
@@ -35,7 +42,7 @@ class Writers(Protocol):
 class Requests(Protocol):
     """The requests of an endpoint; all methods are called by its control thread."""
 
-    def reserve(self, request: ReserveRequest) -> ReserveReply | Deferred:
+    def reserve(self, request: ReserveRequest) -> ReserveReply:
         """Blocks for a request of the current epoch."""
 
     def commit(self, request: CommitRequest) -> None:
@@ -44,8 +51,8 @@ class Requests(Protocol):
     def abort(self, request: AbortRequest) -> None:
         """A connection gives a request up, and writes to it no more."""
 
-    def watch(self, connection: str) -> FailedRequests | Deferred:
-        """Which requests of a connection have failed, once there are some."""
+    def watch(self, connection: str) -> WatchReply | DeferredReply:
+        """What became of a connection's requests, once there is something to tell."""
 
     def left(self, connection: str) -> None:
         """A connection has unmapped the cache."""
@@ -72,6 +79,7 @@ class PoolRequests:
         """Of the endpoint that ``writers`` is."""
         self._of = writers
         self._blocks = blocks
+        self._news = News()
 
     def reserve(self, request: ReserveRequest) -> ReserveReply:
         """Blocks, or ``wait``."""
@@ -95,12 +103,13 @@ class PoolRequests:
         """The blocks are free, unless they are committed."""
         self._blocks.abort(request.incarnation, request.request_id)
 
-    def watch(self, connection: str) -> Deferred:
-        """Never anything: a pool gives up no request by itself."""
-        return Deferred()
+    def watch(self, connection: str) -> WatchReply | DeferredReply:
+        """Never a failure, as a pool gives up no request by itself: signs of life."""
+        return self._news.watch(connection, time.monotonic())
 
     def left(self, connection: str) -> None:
         """What it had reserved and not committed is free."""
+        self._news.forget(connection)
         self._blocks.abandon(connection)
 
     def gone(self, connection: str) -> None:
@@ -109,5 +118,6 @@ class PoolRequests:
             self._blocks.abandon(connection)
 
     def tick(self, now_s: float) -> float:
-        """Nothing is ever due."""
-        return math.inf
+        """Tell who watches that this side lives."""
+        self._news.tell(now_s)
+        return self._news.next_s

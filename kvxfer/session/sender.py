@@ -280,8 +280,10 @@ class Sender(Closing):
     def _turn(self, limit_s: float = _IDLE_S) -> None:
         while self._handed_in:
             self._take_up(*self._handed_in.popleft())
+        now_s = time.monotonic()
         for delivery in self._deliveries:
-            delivery.step(time.monotonic())
+            if delivery.is_due(now_s):
+                delivery.step(now_s)
         for target in self._targets.values():
             target.step(time.monotonic())
         self._forget_ended()

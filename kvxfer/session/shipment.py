@@ -132,8 +132,9 @@ class Shipment:
             return self._parts.parts[first:], self._finished
 
     def end_all(self, error: KvxferError) -> None:
-        """No rank can end any more, because nobody works on them."""
-        self.end_rank(0, error, num_ranks=self._num_left)
+        """No rank that has not ended can end any more, because nobody works on them."""
+        if not self.done:
+            self.end_rank(0, error, num_ranks=self._num_left)
 
     def end_rank(
         self, num_bytes: int, error: KvxferError | None, *, num_ranks: int = 1, path: str = ""

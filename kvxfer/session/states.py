@@ -194,7 +194,7 @@ SEND_TABLE: Table[Sending, SendEvent] = Table(
         | {
             _SE.DRAINED: Step(_S.CONNECTING, "reconnect"),
             _SE.CANCEL: Step(_S.DRAINING, "drain"),
-            _SE.LATE: Step(_S.FAILED, "end"),
+            _SE.LATE: Step(_S.FAILED, "owe"),  # copies to a peer that is gone have not ended
         },
         _S.DRAINING: dict.fromkeys(_SE)
         | {

@@ -1,6 +1,7 @@
 """A rank that a sender delivers to: the connection to it, and its end and return."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -9,13 +10,13 @@ import msgspec
 from kvxfer.control import (
     AbortRequest,
     Done,
-    FailedRequests,
     InitReply,
     ReserveReply,
     ReserveRequest,
+    WatchReply,
     WatchRequest,
 )
-from kvxfer.control.calls import Calls, Line
+from kvxfer.control.calls import Answer, Calls, Line
 from kvxfer.errors import (
     ControlTimeout,
     KvxferError,
@@ -39,7 +40,6 @@ _log = logging.getLogger(__name__)
 _CALL_S = 1.0
 _PAUSE_S = 0.05  # between two tries to meet a peer that is not quite there
 _LOOK_S = 0.05  # how soon the end of a peer's process is seen
-Answer = msgspec.Struct | KvxferError
 
 
 class Target:
@@ -82,6 +82,7 @@ class Target:
         self._owed: dict[str, list[Transfer]] = {}  # aborts that the peer has yet to hear
         self._flying: list[Transfer] = []  # of deliveries that ended before their copies
         self._try_s = self._look_s = 0.0
+        self._watch_s = math.inf  # when to watch again
 
     @property
     def peer(self) -> Peer:
@@ -195,6 +196,8 @@ class Target:
             end = end_of(self._peer)
             if end is not None:
                 self.lose(end)
+        if self._watch is not None and now_s >= self._watch_s:
+            self._watch_news()
         for request_id in [name for name, flying in self._owed.items() if flying]:
             self._abort_owed(request_id)
         if self.is_lost and not self._has_copies():
@@ -280,8 +283,8 @@ class Target:
     def _open_lines(self) -> None:
         self._alloc = self._calls.open(self._addresses["alloc"], Done)
         self._reserves = self._calls.open(self._addresses["alloc"], ReserveReply)
-        self._watch = self._calls.open(self._addresses["alloc"], FailedRequests)
-        self._watch_failures()
+        self._watch = self._calls.open(self._addresses["alloc"], WatchReply)
+        self._watch_news()
         for line in (self._alloc, self._reserves, self._watch):
             line.on_lost = lambda: self.lose(
                 PeerLost(f"{self._addresses['alloc']} ended the connection; is the peer alive?")
@@ -293,15 +296,19 @@ class Target:
                 self._calls.drop(line)
         self._alloc = self._reserves = self._watch = None
 
-    def _watch_failures(self) -> None:
+    def _watch_news(self) -> None:
         """Hear of requests that the peer gives up while they are written."""
         assert self._watch is not None
+        self._watch_s = math.inf
         request = WatchRequest(self.peer.connection)
         heard = self._guarded(self._heard)
         self._watch.start(request, deadline_s=self._silent_s, on_answer=heard)
 
     def _heard(self, answer: Answer) -> None:
-        if isinstance(answer, FailedRequests):
+        if isinstance(answer, WatchReply):
+            for request_id in answer.decided:
+                if request_id in self._users:
+                    self._users[request_id].ask_again()
             for request_id, reason in answer.failures:
                 delivery = self._users.get(request_id)
                 if delivery is not None:
@@ -309,8 +316,11 @@ class Target:
                     delivery.feed(SendEvent.ERROR, TransferFailed(text))
         elif isinstance(answer, PeerLost | RegistrationError | ControlTimeout):
             self.lose(answer)
+        else:  # refused, as where too much is owed to others: not at once again
+            self._watch_s = time.monotonic() + _CALL_S
+            return
         if self._watch is not None:
-            self._watch_failures()
+            self._watch_news()
 
     def _end_init(self) -> None:
         if self._init is not None:

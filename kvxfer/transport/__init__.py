@@ -11,7 +11,7 @@ from kvxfer.transport.base import (
     Tuning,
 )
 from kvxfer.transport.board import Board
-from kvxfer.transport.choice import Offers, Transports
+from kvxfer.transport.choice import TransportOffers, Transports
 from kvxfer.transport.registry import (
     TRANSPORTS,
     available_transports,
@@ -29,11 +29,11 @@ __all__ = [
     "Capabilities",
     "Export",
     "Link",
-    "Offers",
     "Op",
     "StreamMark",
     "Transfer",
     "Transport",
+    "TransportOffers",
     "Transports",
     "Tuning",
     "available_transports",

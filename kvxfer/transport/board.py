@@ -8,9 +8,7 @@ slot more says whether the cache behind the board still stands.
 
 import itertools
 import os
-import select
 import time
-import weakref
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -20,9 +18,13 @@ from numpy.typing import NDArray
 from kvxfer import _core
 from kvxfer.errors import NotAvailable, PeerLost, ProtocolMismatch
 from kvxfer.memory.segment import create_segment
+from kvxfer.memory.wire import Descriptor
+from kvxfer.transport.process import ProcessSpec, ProcessWatch
 
 NUM_SLOTS = 64
 WITHDRAWN_SLOT = NUM_SLOTS  # not a peer's: it becomes 1 when the owner withdraws its cache
+_NUM_FLAGS = NUM_SLOTS + 1
+_NUM_BYTES = _NUM_FLAGS * _core.CompletionBoard.SLOT_BYTES
 _IDENTITY = slice(1, 4)  # words of a slot that hold its peer's pid, start and pid namespace
 _SLICE_S = 0.2
 # A peer opens its slot right after it was told; one that has not by then never will.
@@ -33,37 +35,10 @@ _PARTED = (1 << 64) - 1
 _Spec = TypeVar("_Spec", bound=msgspec.Struct)
 
 
-class ProcessSpec(msgspec.Struct, frozen=True):
-    """A process on the wire: see ``csrc/memory/process.hpp``."""
-
-    pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
-    start_ticks: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-    pid_namespace: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-
-    @classmethod
-    def own(cls) -> "ProcessSpec":
-        """This process."""
-        identity = _core.process_identity()
-        return cls(identity.pid, identity.start_ticks, identity.pid_namespace)
-
-    def identity(self) -> _core.ProcessIdentity:
-        """The core's form of it."""
-        return _core.ProcessIdentity(self.pid, self.start_ticks, self.pid_namespace)
-
-    def require_alive(self) -> None:
-        """Check that the process is the one that was met.
-
-        Raises:
-            PeerLost: it ended, or its id now belongs to another.
-            NotAvailable: it lives in another pid namespace.
-        """
-        _core.require_same_process(self.identity())
-
-
 class _BoardSpec(msgspec.Struct, frozen=True):
     process: ProcessSpec
-    fd: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-    num_bytes: Annotated[int, msgspec.Meta(gt=0, le=1 << 20)]
+    fd: Descriptor
+    num_bytes: Annotated[int, msgspec.Meta(ge=_NUM_BYTES, le=1 << 20)]
     slot: Annotated[int, msgspec.Meta(ge=0, lt=NUM_SLOTS)]
 
 
@@ -81,9 +56,8 @@ class Board:
     """The owner's side: hands out slots and waits on them."""
 
     def __init__(self) -> None:
-        num_flags = NUM_SLOTS + 1
-        self._segment = create_segment(num_flags * _core.CompletionBoard.SLOT_BYTES)
-        self._flags = _core.CompletionBoard(self._segment.address, num_flags)
+        self._segment = create_segment(_NUM_BYTES)
+        self._flags = _core.CompletionBoard(self._segment.address, _NUM_FLAGS)
         self._words = _words(self._segment)
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
         self._taken_at = [0.0] * NUM_SLOTS  # time.monotonic()
@@ -198,8 +172,8 @@ class PeerSlot:
 
     def __init__(self, description: bytes) -> None:
         spec = decode_spec(description, _BoardSpec)
-        self._end = _watch_end(self, spec.process.pid)
-        spec.process.require_alive()  # after the line above, which must not watch a successor
+        spec.process.require_alive()
+        self._watch = ProcessWatch(spec.process.identity())
         self._segment = _core.SharedSegment.open(spec.process.pid, spec.fd, spec.num_bytes)
         self.process = spec.process
         self.slot = spec.slot
@@ -218,14 +192,10 @@ class PeerSlot:
     def require_open(self) -> None:
         """Check that the peer lives and still stands by its cache.
 
-        Calls from several threads must be serialised.
-
         Raises:
             PeerLost: it ended, its id belongs to another process, or it withdrew the cache.
         """
-        # Reading /proc costs more than a small transfer, a poll next to nothing.
-        if self._end is None or self._end.poll(0):
-            self.process.require_alive()
+        self._watch.require_alive()
         if self._flags.load(WITHDRAWN_SLOT):
             raise PeerLost(
                 f"process {self.process.pid} has closed the cache of this link; connect again once "
@@ -251,18 +221,6 @@ def _words(segment: _core.SharedSegment) -> NDArray[np.uint64]:
     words: NDArray[np.uint64] = np.frombuffer(segment, np.uint64)  # type: ignore[call-overload]
     slot_words = _core.CompletionBoard.SLOT_BYTES // 8
     return words[: words.size // slot_words * slot_words].reshape(-1, slot_words)
-
-
-def _watch_end(owner: object, pid: int) -> "select.poll | None":
-    """Is ready once process ``pid`` has ended; None where there are no pidfds."""
-    try:
-        fd = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
-    weakref.finalize(owner, os.close, fd)
-    watch = select.poll()
-    watch.register(fd, select.POLLIN)
-    return watch
 
 
 def decode_spec(data: bytes, kind: type[_Spec]) -> _Spec:

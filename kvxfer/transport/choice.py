@@ -104,7 +104,7 @@ class Transports:
         raise NotAvailable("; ".join(reasons))
 
 
-class Offers:
+class TransportOffers:
     """What is offered to one peer until something reaches it.
 
     Attributes:

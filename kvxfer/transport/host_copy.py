@@ -15,7 +15,7 @@ from kvxfer.tuning import ENGINES_OF, Section
 
 ENGINES = ENGINES_OF["shm"]
 # Below this a transfer is likely to be read from the cache soon, and plain stores leave it there.
-_BYPASS_CACHE_BYTES = 16 << 20
+BYPASS_CACHE_BYTES = 16 << 20
 _MAX_DEFAULT_THREADS = 8
 
 
@@ -57,7 +57,7 @@ def copy_mapped(pool: _core.WorkerPool, plan: CopyPlan, engine: str) -> str:
     if engine not in ENGINES:
         raise InvalidUsage(f"engine {engine!r} on host memory; use auto, memcpy or streaming")
     if engine == "auto":
-        engine = "streaming" if plan.total_bytes >= _BYPASS_CACHE_BYTES else "memcpy"
+        engine = "streaming" if plan.total_bytes >= BYPASS_CACHE_BYTES else "memcpy"
     if plan.num_pages:
         _core.paged_copy_host(pool, plan_tables(plan), engine == "streaming")
     return engine

@@ -11,6 +11,7 @@ import numpy as np
 from kvxfer.errors import NotAvailable, PeerLost
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration
+from kvxfer.memory.wire import Address, Device, NumBytes
 from kvxfer.transport.base import (
     Availability,
     Capabilities,
@@ -19,19 +20,18 @@ from kvxfer.transport.base import (
     Op,
     Transport,
 )
-from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
+from kvxfer.transport.board import PeerSlot, decode_spec
 from kvxfer.transport.device_copy import DeviceLink
 from kvxfer.transport.host_copy import HostLink, copy_mapped
+from kvxfer.transport.process import ProcessSpec
 from kvxfer.tuning import NO_SECTION
-
-_Bounded = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
 
 
 class _RegionSpec(msgspec.Struct, frozen=True):
     process: ProcessSpec
-    address: _Bounded
-    num_bytes: _Bounded
-    device: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 16)]
+    address: Address
+    num_bytes: NumBytes
+    device: Device
     export: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 

@@ -17,9 +17,10 @@ from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.memory.ipc import DeviceExport, DeviceRegionSpec, import_region
 from kvxfer.transport import tuned
 from kvxfer.transport.base import Availability, Capabilities, Export, Link, Transport
-from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
+from kvxfer.transport.board import PeerSlot, decode_spec
 from kvxfer.transport.device_copy import DeviceLink
-from kvxfer.transport.topology import gpu_path
+from kvxfer.transport.process import ProcessSpec
+from kvxfer.transport.topology import gpu_path, visible_device
 
 
 class _RegionSpec(msgspec.Struct, frozen=True):
@@ -42,12 +43,7 @@ class _NvlinkLink(DeviceLink):
     """A device link that keeps the peer's allocations mapped."""
 
     def __init__(self, device: int, specs: Sequence[_RegionSpec], slot: PeerSlot) -> None:
-        remote = visible_device(specs[0].region.device_uuid)
-        if not _core.can_access_peer(device, remote):
-            raise NotAvailable(
-                f"GPU {device} has no peer access to GPU {remote}; use a transport through host "
-                "memory or the network"
-            )
+        remote = require_peer_access(device, specs[0].region.device_uuid)
         found = gpu_path(device, remote)
         self.physical_limit_gb_per_s = found.limit_gb_per_s
         imports = [import_region(spec.region, spec.process.identity(), device) for spec in specs]
@@ -67,19 +63,24 @@ class _NvlinkLink(DeviceLink):
         self._mappings.clear()
 
 
-def visible_device(uuid: str) -> int:
-    """The index of a GPU in this process.
+def require_peer_access(device: int, uuid: str) -> int:
+    """The index of the peer's GPU in this process, whose memory ``device`` may map.
 
     Raises:
-        NotAvailable: it is not among its GPUs.
+        NotAvailable: it is not among this process's GPUs, or the two have no peer access.
     """
-    for index in range(_core.device_count()):
-        if _core.device_info(index).uuid == uuid:
-            return index
-    raise NotAvailable(
-        f"the peer's GPU {uuid} is not visible to this process; add it to CUDA_VISIBLE_DEVICES "
-        "(its own GPU first), since a mapping needs both"
-    )
+    remote = visible_device(uuid)
+    if remote is None:
+        raise NotAvailable(
+            f"the peer's GPU {uuid} is not visible to this process; add it to CUDA_VISIBLE_DEVICES "
+            "(its own GPU first), since a mapping needs both"
+        )
+    if not _core.can_access_peer(device, remote):
+        raise NotAvailable(
+            f"GPU {device} has no peer access to GPU {remote}; use a transport through host "
+            "memory or the network"
+        )
+    return remote
 
 
 class NvlinkTransport(Transport):

@@ -1,12 +1,43 @@
-"""Whether a peer's process has ended, with all its threads."""
+"""Which process a peer is, and whether it has ended, with all its threads."""
 
 import os
 import select
+import weakref
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from kvxfer import _core
 from kvxfer.closing import Closing
 from kvxfer.errors import NotAvailable, PeerLost
+
+
+class ProcessSpec(msgspec.Struct, frozen=True):
+    """A process on the wire: see ``csrc/memory/process.hpp``."""
+
+    pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+    start_ticks: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    pid_namespace: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+    @classmethod
+    def own(cls) -> "ProcessSpec":
+        """This process."""
+        identity = _core.process_identity()
+        return cls(identity.pid, identity.start_ticks, identity.pid_namespace)
+
+    def identity(self) -> _core.ProcessIdentity:
+        """The core's form of it."""
+        return _core.ProcessIdentity(self.pid, self.start_ticks, self.pid_namespace)
+
+    def require_alive(self) -> None:
+        """Check that the process is the one that was met.
+
+        Raises:
+            PeerLost: it ended, or its id now belongs to another.
+            NotAvailable: it lives in another pid namespace.
+        """
+        _core.require_same_process(self.identity())
 
 
 class ProcessWatch(Closing):
@@ -26,6 +57,8 @@ class ProcessWatch(Closing):
             self._fd = os.pidfd_open(identity.pid)
         except (AttributeError, OSError, NotAvailable):
             return
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
+        self._close_fd.atexit = False  # threads that look until then would take it for the end
         # After opening, because the id may have gone to a successor before.
         if _start_ticks(identity) != identity.start_ticks:
             self.close()
@@ -35,15 +68,28 @@ class ProcessWatch(Closing):
         """Whether it has; False where that cannot be told, as in another pid namespace."""
         if self._fd < 0:
             return not self._lives()
+        # Reading /proc costs more than a small transfer, a poll next to nothing.
         watch = select.poll()
         watch.register(self._fd, select.POLLIN)
         return bool(watch.poll(0))
 
+    def require_alive(self) -> None:
+        """Check that it has not ended.
+
+        Raises:
+            PeerLost: it has, or its id belongs to another process.
+        """
+        if self.has_ended:
+            raise PeerLost(
+                f"process {self._identity.pid} ended; connect again once another serves in its "
+                "place"
+            )
+
     def close(self) -> None:
         """Stop watching; may be called more than once."""
         if self._fd >= 0:
-            os.close(self._fd)
             self._fd = -1
+            self._close_fd()
 
     def _lives(self) -> bool:
         try:

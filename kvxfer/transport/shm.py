@@ -23,6 +23,7 @@ from kvxfer import _core
 from kvxfer.errors import InvalidUsage, PeerLost, ProtocolMismatch
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration, find_segment
+from kvxfer.memory.wire import Address, Descriptor, NumBytes, OffsetBytes
 from kvxfer.transport import tuned
 from kvxfer.transport.base import (
     Availability,
@@ -32,27 +33,26 @@ from kvxfer.transport.base import (
     Op,
     Transport,
 )
-from kvxfer.transport.board import PeerSlot, ProcessSpec, decode_spec
+from kvxfer.transport.board import PeerSlot, decode_spec
 from kvxfer.transport.host_copy import HostLink, copy_mapped, plan_tables
+from kvxfer.transport.process import ProcessSpec
 
 _COOKIE_BYTES = 16
-_Address = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
-_Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 46)]
 
 
 class SegmentSpec(msgspec.Struct, frozen=True):
     """Where a range lies in a shared segment: its descriptor, its length, and the offset in it."""
 
-    fd: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-    num_bytes: _Size
-    offset_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 46)]
+    fd: Descriptor
+    num_bytes: NumBytes
+    offset_bytes: OffsetBytes
 
 
 class _RegionSpec(msgspec.Struct, frozen=True):
     process: ProcessSpec
-    address: _Address
-    num_bytes: _Size
-    cookie_address: _Address
+    address: Address
+    num_bytes: NumBytes
+    cookie_address: Address
     cookie: Annotated[bytes, msgspec.Meta(min_length=_COOKIE_BYTES, max_length=_COOKIE_BYTES)]
     segment: SegmentSpec | None
 

@@ -30,6 +30,14 @@ class GpuPath:
     source: str
 
 
+def visible_device(uuid: str) -> int | None:
+    """The CUDA index of a GPU in this process; None where it is not among its GPUs."""
+    for index in range(_core.device_count()):
+        if _core.device_info(index).uuid == uuid:
+            return index
+    return None
+
+
 def gpu_path(local_device: int, remote_device: int) -> GpuPath:
     """The path from one visible GPU to another (CUDA device indices)."""
     local = _core.device_info(local_device)

@@ -31,6 +31,7 @@ from kvxfer.ip import IpAddress, unmapped
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.memory.buffer import Buffer
+from kvxfer.memory.wire import Address, NumBytes
 from kvxfer.transport import tuned
 from kvxfer.transport.base import (
     Availability,
@@ -44,12 +45,12 @@ from kvxfer.transport.board import (
     NUM_SLOTS,
     WITHDRAWN_SLOT,
     Board,
-    ProcessSpec,
     decode_spec,
     slot_of,
 )
 from kvxfer.transport.host_copy import choose_num_threads, plan_tables
 from kvxfer.transport.network_link import Carried, NetworkLink
+from kvxfer.transport.process import ProcessSpec
 from kvxfer.tuning import Place, Section, Slots
 
 _SECRET_BYTES = 16
@@ -61,12 +62,8 @@ _DEFAULTS = (("RNDV_SCHEME", "put_zcopy"),)
 _DIRECT_BYTES = {"auto": 0, "direct": 1, "staged": (1 << 64) - 1}
 # Of a GPU, whose bus and the network are slower than a copy in host memory; still to be measured.
 _DEVICE_SLOT_BYTES = 8 << 20
-_NUM_SMS = 8  # as csrc/ucx/slot_copies.cpp has it
 # Of transfers that UCX could not end: it may still write there.
 _ABANDONED: list[object] = []
-
-_Address = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
-_Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 46)]
 
 
 class _ServerSpec(msgspec.Struct, frozen=True):
@@ -78,8 +75,8 @@ class _ServerSpec(msgspec.Struct, frozen=True):
 
 class _RegionSpec(msgspec.Struct, frozen=True):
     server: _ServerSpec
-    address: _Address
-    num_bytes: _Size
+    address: Address
+    num_bytes: NumBytes
     on_device: bool
 
 
@@ -175,9 +172,10 @@ class _UcxLink(NetworkLink):
         if native is None:
             raise InvalidUsage("this link is closed; connect again")
         start = native.start_put if op is Op.PUT else native.start_get
-        start(plan_tables(plan), self._sequence + 1, direct_bytes)
+        num_sms = num_sms or _core.UcxSettings().num_sms
+        start(plan_tables(plan), self._sequence + 1, direct_bytes, num_sms)
         _poll(native)
-        return Carried(self.path, _NUM_SMS if self.device >= 0 else 0)
+        return Carried(self.path, num_sms if self.device >= 0 else 0)
 
     def close(self) -> None:
         """Refuse later transfers, wait for one that runs, and end the connection."""

@@ -2,7 +2,7 @@
 
 import threading
 
-from kvxfer.control import Deferred
+from kvxfer.control import DeferredReply
 from kvxfer.worker.messages import AskOutcome, Outcome
 
 _NUM_KEPT = 65536
@@ -14,18 +14,18 @@ class Outcomes:
     def __init__(self) -> None:
         """None has ended yet."""
         self._ended: dict[str, Outcome] = {}
-        self._asked: dict[str, list[Deferred]] = {}
+        self._asked: dict[str, list[DeferredReply]] = {}
         self._untold: set[str] = set()
         self._lock = threading.Condition()
 
-    def ask(self, request: AskOutcome) -> Outcome | Deferred:
+    def ask(self, request: AskOutcome) -> Outcome | DeferredReply:
         """The outcome, or a promise of it."""
         name = request.request_id
         with self._lock:
             if name in self._ended:
                 self._tell(name)
                 return self._ended[name]
-            owed = Deferred(on_abandoned=lambda: self._forget(name, owed))
+            owed = DeferredReply(on_abandoned=lambda: self._forget(name, owed))
             self._asked.setdefault(name, []).append(owed)
             return owed
 
@@ -53,7 +53,7 @@ class Outcomes:
             self._untold.discard(name)
             self._lock.notify_all()
 
-    def _forget(self, name: str, owed: Deferred) -> None:
+    def _forget(self, name: str, owed: DeferredReply) -> None:
         with self._lock:
             left = [one for one in self._asked.pop(name, []) if one is not owed]
             if left:

@@ -31,6 +31,12 @@ def remote(kind: Kind) -> Iterator[RemotePeer]:
 
 
 @pytest.fixture
+def heard_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers that live hear of the end of a connection, however late."""
+    monkeypatch.setattr("kvxfer.session.meeting._LEAVE_S", 20.0)
+
+
+@pytest.fixture
 def pair(kind: Kind, remote: RemotePeer) -> Iterator[Pair]:
     """Two small caches of one layout, linked."""
     with linked(kind, remote) as made:

@@ -88,6 +88,7 @@ def test_a_conversion_between_equal_dtypes_is_refused(dtype: str) -> None:
         near.connect(far.addresses, convert=ToFp8())
 
 
+@pytest.mark.usefixtures("heard_leaves")
 def test_scales_of_another_model_are_refused_and_leave_no_connection() -> None:
     with serving(layout()) as near, serving(FP8) as far:
         with pytest.raises(InvalidUsage, match=r"k_scale has shape \(3,\); the model has 2 layers"):

@@ -204,7 +204,7 @@ def test_a_stranger_without_the_secret_is_not_answered(pair: Pair) -> None:
             agent.send(region["agent"], Message(key, MessageKind.HELLO, body=body))
         assert MessageKind.WELCOME not in {one.kind for one in answers(agent, key)}
         agent.send(region["agent"], Message(key, MessageKind.HELLO, body=right))
-        assert [one.kind for one in answers(agent, key)] == [MessageKind.WELCOME]
+        assert [one.kind for one in answers(agent, key, 1)] == [MessageKind.WELCOME]
     pair.peer.put([0], [1])
     cache = pair.remote.shape
     pair.check_both(remote=cache.copied(cache.content(1), cache.content(2), [0], [1]))
@@ -220,7 +220,7 @@ def test_a_stranger_does_not_speak_for_another(pair: Pair) -> None:
             agent.send(region["agent"], Message(talk.key, message, number=1))
         body = hello(agent, region, slot=slot_in_use)
         agent.send(region["agent"], Message(key, MessageKind.HELLO, body=body))
-        assert [one.kind for one in answers(agent, key)] == [MessageKind.FAIL]
+        assert [one.kind for one in answers(agent, key, 1)] == [MessageKind.FAIL]
     assert pair.peer.put([0], [1]).sequence == 1
 
 
@@ -252,7 +252,7 @@ def test_a_stranger_that_talks_nonsense_harms_nobody(pair: Pair) -> None:
     with stranger(region) as agent:
         body = hello(agent, region)
         agent.send(region["agent"], Message(key, MessageKind.HELLO, body=body))
-        assert [one.kind for one in answers(agent, key)] == [MessageKind.WELCOME]
+        assert [one.kind for one in answers(agent, key, 1)] == [MessageKind.WELCOME]
         for number in range(500):
             raw = random.bytes(int(random.integers(0, 200)))
             if number % 2:
@@ -290,7 +290,7 @@ def error_of(post: Callable[[], object], stop: Callable[[], None]) -> KvxferErro
 def test_a_killed_peer_is_lost(operation: str, engine: str) -> None:
     with (
         ChildProcess() as child,
-        linked_to_child(child, LARGE, NixlTransport(2, stall_s=STALL_S)) as (local, peer),
+        linked_to_child(child, LARGE, NixlTransport(2)) as (local, peer),
     ):
         post = getattr(peer, operation)
         error = error_of(lambda: post(IDS, IDS, tuning=Tuning(engine=engine)), child.kill)
@@ -305,14 +305,18 @@ def test_a_killed_peer_is_lost(operation: str, engine: str) -> None:
 def test_a_peer_that_hangs_is_given_up(engine: str) -> None:
     with (
         ChildProcess() as child,
-        linked_to_child(child, LARGE, NixlTransport(2, stall_s=STALL_S)) as (_, peer),
+        linked_to_child(child, LARGE, NixlTransport(2)) as (_, peer),
     ):
 
         def post() -> None:
             peer.put(IDS, IDS, tuning=Tuning(engine=engine))
 
+        def stop() -> None:
+            os.kill(child.pid, signal.SIGSTOP)
+            peer.link._talk._stall_s = STALL_S  # type: ignore[attr-defined]
+
         try:
-            error = error_of(post, lambda: os.kill(child.pid, signal.SIGSTOP))
+            error = error_of(post, stop)
             assert isinstance(error, TransferTimeout)
             assert f"has not moved for {STALL_S:.6f} s and was given up" in str(error)
             with pytest.raises(PeerLost, match="connect again"):

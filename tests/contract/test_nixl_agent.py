@@ -3,6 +3,7 @@
 import base64
 import functools
 import importlib.util
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from nixl_agent_host import OWN, AgentHost, permutations
 
 from kvxfer.connectors.nixl_agent import AcceleratedAgent
 from kvxfer.connectors.nixl_agent.facts import seal, unseal
+from kvxfer.connectors.nixl_agent.lanes import Copy
 from kvxfer.transport.nixl.api import load_api
 
 _PROGRAM = Path(nixl_agent_host.__file__)
@@ -301,7 +303,16 @@ def test_nixl_agent_ends_transfers_with_the_dead_and_the_removed() -> None:
             two.agent.transfer(handle)
 
 
-def test_nixl_agent_release_of_a_copy_in_flight(opened: Any) -> None:
+def test_nixl_agent_release_of_a_copy_in_flight(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, on_host = threading.Event(), Copy.on_host
+
+    def held(copy: Copy, pool: Any) -> None:
+        assert gate.wait(nixl_agent_host.DEADLINE_S)
+        on_host(copy, pool)
+
+    monkeypatch.setattr(Copy, "on_host", held)
     with opened(**_BIG) as two:
         first, second = two.all_pages("WRITE", seed=11), two.all_pages("WRITE", seed=11)
         assert two.agent.transfer(first) == "PROC"
@@ -311,6 +322,9 @@ def test_nixl_agent_release_of_a_copy_in_flight(opened: Any) -> None:
         two.agent.release_xfer_handle(second)
         while not first.job._is_begun:
             time.sleep(0.001)
+        with pytest.raises(load_api().nixlBind.nixlBackendError):
+            two.agent.release_xfer_handle(first)
+        gate.set()
         while True:
             try:
                 two.agent.release_xfer_handle(first)

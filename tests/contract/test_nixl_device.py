@@ -47,7 +47,7 @@ def linked(
             num_blocks=cache.num_blocks,
             num_arrays=cache.num_arrays,
             memory="device",
-            transport=NixlTransport(2, in_device=in_device, stall_s=STALL_S),
+            transport=NixlTransport(2, in_device=in_device),
             seed=LOCAL_SEED,
         )
         with local.endpoint.connect(opened["addresses"]) as peer:
@@ -142,6 +142,7 @@ def test_nothing_is_read_before_the_stream_has_written_it(gpus: Pretended, engin
 
 def test_a_stream_that_goes_nowhere_is_given_up_and_nothing_was_sent(gpus: Pretended) -> None:
     with linked() as pair:
+        pair.peer.link._stall_s = STALL_S  # type: ignore[attr-defined]
         try:
             with pytest.raises(TransferTimeout, match=f"did not end within {STALL_S} s"):
                 pair.peer.put([0], [1], after=7)

@@ -32,13 +32,14 @@ def kind() -> Kind:
 
 
 def stop_amid(link: Any, pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have process ``pid`` stand still once the next transfer has begun."""
+    """Have process ``pid`` stand still once the next transfer has begun, and not for long."""
     ask = link._talk.ask
 
     def ask_and_stop(kind: MessageKind, *args: Any) -> Any:
         answer = ask(kind, *args)
         if kind is MessageKind.BEGIN:
             os.kill(pid, signal.SIGSTOP)
+            link._stall_s = link._talk._stall_s = STALL_S
         return answer
 
     monkeypatch.setattr(link._talk, "ask", ask_and_stop)
@@ -56,7 +57,7 @@ def is_closed(link: Link) -> bool:
 def test_what_was_given_up_is_no_end_before_nixl_has_ended_it(
     ends_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport = NixlTransport(2, params=OVER_TCP, stall_s=STALL_S)
+    transport = NixlTransport(2, params=OVER_TCP)
     with ChildProcess() as child, linked_to_child(child, LARGE, transport) as (_, peer):
         link = peer.link
         stop_amid(link, child.pid, monkeypatch)
@@ -79,7 +80,7 @@ def test_what_was_given_up_is_no_end_before_nixl_has_ended_it(
 
 
 def test_a_peer_that_is_killed_ends_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = NixlTransport(2, params=OVER_TCP, stall_s=STALL_S)
+    transport = NixlTransport(2, params=OVER_TCP)
     with ChildProcess() as child, linked_to_child(child, LARGE, transport) as (_, peer):
         stop_amid(peer.link, child.pid, monkeypatch)
         with pytest.raises(TransferTimeout, match="was given up"):

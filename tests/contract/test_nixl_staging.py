@@ -139,7 +139,7 @@ def test_no_copy_is_under_way_once_a_failure_is_heard_of(
 def test_this_sides_copies_end_before_a_failure_is_raised(
     sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = sides.pair.peer.link._slots._write  # type: ignore[attr-defined]
+    send = sides.pair.peer.link._staged_rows._write  # type: ignore[attr-defined]
     written = []
 
     def write_once(slot: Any) -> None:
@@ -147,7 +147,7 @@ def test_this_sides_copies_end_before_a_failure_is_raised(
         written.append(slot.index)
         send(slot)
 
-    monkeypatch.setattr(sides.pair.peer.link._slots, "_write", write_once)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sides.pair.peer.link._staged_rows, "_write", write_once)  # type: ignore[attr-defined]
     fail_at(sides, 1, monkeypatch)
     with pytest.raises(TransferFailed, match="refused by the test"):
         sides.move(Op.PUT)
@@ -159,7 +159,7 @@ def test_a_slot_that_the_peer_has_yet_to_empty_is_waited_for(
     sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link: Any = sides.pair.peer.link
-    write, written = link._slots._write, []
+    write, written = link._staged_rows._write, []
 
     def write_once(slot: Any) -> None:
         if written:
@@ -168,7 +168,7 @@ def test_a_slot_that_the_peer_has_yet_to_empty_is_waited_for(
         write(slot)
 
     sides.far.num_looks = NEVER
-    monkeypatch.setattr(link._slots, "_write", write_once)
+    monkeypatch.setattr(link._staged_rows, "_write", write_once)
     with pytest.raises(CudaError, match="raised by the test"):
         sides.move(Op.PUT)
     given_up = link.given_up
@@ -203,15 +203,15 @@ def test_a_peer_cannot_end_or_overtake_its_own_copies(
         talk += [Message(key, Kind.BEGIN, number=1)]
         talk += [Message(key, Kind.SCATTER, 0, 1, half_of(sides.pair))]
         agent.send(region["agent"], talk[0])
-        assert [one.kind for one in answers(agent, key)] == [Kind.WELCOME]
+        assert [one.kind for one in answers(agent, key, 1)] == [Kind.WELCOME]
         late = made[-1]
         late.num_looks = NEVER
         for message in talk[1:]:
             agent.send(region["agent"], message)
-        assert [one.kind for one in answers(agent, key)] == [Kind.GO]
+        assert [one.kind for one in answers(agent, key, 1)] == [Kind.GO]
         wrong = Message(key, Kind.FINISH, number=1) if second == "the end" else talk[2]
         agent.send(region["agent"], wrong)
-        (failure,) = answers(agent, key)
+        (failure,) = answers(agent, key, 1)
         assert failure.kind is Kind.FAIL
         assert msgspec.msgpack.decode(failure.body)["error"] == "ProtocolMismatch"
         assert late.num_drained == 1

@@ -18,6 +18,7 @@ from kvxfer.session import GroupTransfer
 from kvxfer.transport import Transfer
 
 
+@pytest.mark.usefixtures("heard_leaves")
 def test_of_a_group_that_fails_none_stays_connected() -> None:
     with (
         serving(layout()) as near,
@@ -111,6 +112,27 @@ def test_the_others_are_waited_for_where_one_fails() -> None:
     with pytest.raises(PeerLost, match="gone"):
         GroupTransfer([failed, other]).wait(1.0)
     assert other.num_polls == 1
+
+
+def test_what_may_still_be_written_is_told_before_what_failed() -> None:
+    failed, late = OneOf(error=PeerLost("gone")), OneOf(done=False)
+    with pytest.raises(TransferTimeout, match="were not complete"):
+        GroupTransfer([failed, late]).wait(0.0)
+
+
+def test_a_group_half_of_which_was_posted_and_does_not_end_says_so(group: Group) -> None:
+    peers, servers = group
+
+    class Endless(OneOf):
+        def wait(self, timeout_s: float = 30.0) -> None:
+            super().wait(0.0)
+
+    link: Any = peers.peers[0].link
+    link.post = lambda *args, **more: Endless(done=False)
+    servers[1].cache.close()
+    with pytest.raises(TransferTimeout, match="were not complete") as info:
+        peers.put([0], [0])
+    assert isinstance(info.value.__cause__, PeerLost)
 
 
 def test_closing_a_group_closes_all_even_where_one_cannot_be(group: Group) -> None:

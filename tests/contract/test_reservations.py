@@ -22,7 +22,7 @@ def test_reserved_blocks_are_filled_and_committed(pair: Pair) -> None:
     assert len(set(ids.tolist())) == 5
     assert set(ids.tolist()) <= set(range(16))
     local_ids = [11, 3, 8, 0, 15]
-    pair.peer.put(local_ids, ids).wait(10.0)
+    pair.peer.put(local_ids, ids).wait(GUARD_S)
     pair.peer.commit("r-1")
     assert pair.remote.call("num_free") == 11
     cache = pair.remote.shape
@@ -34,14 +34,14 @@ def test_reserved_blocks_are_filled_and_committed(pair: Pair) -> None:
 def test_a_commit_that_names_a_transfer_is_refused_until_that_is_visible(pair: Pair) -> None:
     ids = pair.peer.reserve("r-1", 1)
     transfer = pair.peer.put([0], ids)
-    transfer.wait(10.0)
+    transfer.wait(GUARD_S)
     with pytest.raises(InvalidUsage, match="not visible yet"):
         pair.peer.commit("r-1", transfer.sequence + 1)
     pair.peer.abort("r-1")  # nothing was taken, so it can be given back
     assert pair.remote.call("num_free") == 16
     ids = pair.peer.reserve("r-2", 1)
     transfer = pair.peer.put([0], ids)
-    transfer.wait(10.0)
+    transfer.wait(GUARD_S)
     pair.peer.commit("r-2", transfer.sequence)
     assert pair.remote.call("num_free") == 15
 

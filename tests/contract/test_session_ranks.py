@@ -111,6 +111,13 @@ def num_writers(receiver: Receiver) -> int:
     return sum(len(reception.writers) for reception in open_requests)
 
 
+def is_told_to_wait(sender: Sender, request_id: str) -> bool:
+    """Whether a receiver has had it ask again later, which it does soon."""
+    return any(
+        one.request_id == request_id and one._again_s < float("inf") for one in sender._deliveries
+    )
+
+
 def wait_until(happens: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20.0
     while not happens():
@@ -146,7 +153,7 @@ def test_a_rank_that_gave_up_before_it_was_heard_ends_the_request_for_the_others
         first = sides.senders[0].begin("first", to=sides.to, tokens=range(4))
         wait_until(lambda: num_writers(receiver) == 1)
         early = sides.senders[0].begin("r", to=sides.to, tokens=range(8))
-        time.sleep(0.2)  # it is told to ask again: there is room for one request
+        wait_until(lambda: is_told_to_wait(sides.senders[0], "r"))  # there is room for one
         early.cancel()
         with pytest.raises(KvxferError, match="cancelled"):
             early.wait(20.0)

@@ -5,6 +5,7 @@ import time
 import pytest
 from session_sides import check_received
 from sessions import BLOCKS, Session, session, with_args
+from waiting import eventually
 
 from kvxfer.errors import InvalidUsage, NotAvailable
 
@@ -48,6 +49,23 @@ def test_a_scheduler_that_has_the_beginning_gets_the_rest(session: Session) -> N
     assert host.grant("r-2", [], first_token=12)
     whole.wait(20.0)
     assert session.notice().block_ids == ()
+
+
+@with_args({"scheduler": "later"})
+def test_a_scheduler_sees_all_requests_and_may_take_the_last_first(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Calls that are not answered would be made again after this, and let others come through.
+    monkeypatch.setattr("kvxfer.session.delivery._CALL_S", 100.0)
+    host = session.host(session.far)
+    names = [f"r-{number}" for number in range(40)]
+    handles = {name: session.send(name) for name in names}
+    eventually(lambda: len(host.deferred) == len(names), "the scheduler has not seen them all")
+    for name in reversed(names):
+        assert host.grant(name, [4, 15, 0])
+        handles[name].wait(20.0)
+        notice = session.notice()
+        assert (notice.request_id, notice.ok) == (name, True)
 
 
 @with_args({"scheduler": "later", "limits": {"wait_s": 0.2}})

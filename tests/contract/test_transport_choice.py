@@ -4,14 +4,15 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from transport_pairs import NIXL, UCX, Kind, require_available
 
 from kvxfer import Endpoint, KVCache, KVLayout, Receiver, Sender, shared_empty
-from kvxfer.errors import NotAvailable
-from kvxfer.transport import Transports, available_transports
+from kvxfer.errors import NotAvailable, VerificationError
+from kvxfer.transport import Link, Transports, available_transports
 from kvxfer.transport.shm import ShmTransport
 
 _PROGRAM = Path(__file__).parents[1] / "helpers" / "denied_attach.py"
@@ -68,6 +69,27 @@ def test_denied_memory_and_no_network_is_an_error_with_all_remedies(strictness: 
 def caches() -> tuple[KVCache, KVCache]:
     far = KVCache(LAYOUT, shared_empty(4 * LAYOUT.block_bytes))
     return far, KVCache(LAYOUT, np.ones(4 * LAYOUT.block_bytes, np.uint8))
+
+
+def test_a_link_that_is_not_taken_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    link = ShmTransport.link
+
+    def noted(self: ShmTransport, *args: Any) -> Link:
+        made.append(link(self, *args))
+        return made[-1]
+
+    def refuse(*args: object) -> None:
+        raise VerificationError("too slow")
+
+    monkeypatch.setattr(ShmTransport, "link", noted)
+    monkeypatch.setattr("kvxfer.transport.choice.TransportOffers.took", refuse)
+    far, near = caches()
+    with far, near, Endpoint(far) as there, Endpoint(near) as here:
+        with pytest.raises(VerificationError, match="too slow"):
+            here.connect(there.addresses)
+        (one,) = made
+        assert one._pool is None
 
 
 def test_shared_memory_is_taken_without_a_word(caplog: pytest.LogCaptureFixture) -> None:

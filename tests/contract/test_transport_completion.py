@@ -1,7 +1,7 @@
 """A completed transfer is a visible one: the far side waits, and reads the moment it is told."""
 
+import functools
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -70,10 +70,17 @@ def test_the_race_fails_on_a_signal_ahead_of_its_data(
 ) -> None:
     with link_pair(RACED) as pair:
         slot = pair.peer.link._slot  # type: ignore[attr-defined]
+        start, results = pair.remote.start, []
+
+        def started(name: str, **args: Any) -> Callable[[], Any]:
+            results.append(functools.cache(start(name, **args)))
+            return results[-1]
 
         def signal_early() -> None:
             slot.signal(slot._sequence + 1)
-            time.sleep(0.02)  # the reader is another process; give it the time it is to misuse
+            results[-1]()  # by then it has read
+
+        monkeypatch.setattr(pair.remote, "start", started)
 
         plant(pair, monkeypatch, signal_early)
         with pytest.raises(AssertionError, match=r"round 1: \d+ stale pages behind the flag"):
@@ -133,6 +140,7 @@ def test_a_wait_without_end_ends_with_the_transfer(pair: Pair) -> None:
     assert told == [True]
 
 
+@pytest.mark.usefixtures("heard_leaves")
 def test_a_reconnected_peer_counts_on(pair: Pair) -> None:
     pair.peer.put([0], [0])
     pair.peer.close()
@@ -143,6 +151,7 @@ def test_a_reconnected_peer_counts_on(pair: Pair) -> None:
         assert waits(pair, 2)
 
 
+@pytest.mark.usefixtures("heard_leaves")
 def test_a_peer_that_did_not_hear_of_the_end_may_hear_of_it_later(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +174,7 @@ def test_a_transfer_says_its_number(pair: Pair) -> None:
     assert pair.peer.get([0], [1]).sequence == 4
 
 
+@pytest.mark.usefixtures("heard_leaves")
 def test_each_of_two_connections_counts_for_itself(pair: Pair) -> None:
     incarnation = pair.local.endpoint.incarnation
     assert pair.peer.connection == incarnation
@@ -189,6 +199,7 @@ def test_each_of_two_connections_counts_for_itself(pair: Pair) -> None:
             assert not waits(pair, 3, connection=second.connection)
 
 
+@pytest.mark.usefixtures("heard_leaves")
 def test_one_endpoint_at_two_spellings_of_its_address_is_one(pair: Pair) -> None:
     addresses = {
         channel: url.replace("127.0.0.1", "localhost")
@@ -200,6 +211,7 @@ def test_one_endpoint_at_two_spellings_of_its_address_is_one(pair: Pair) -> None
         assert not waits(pair, 1)
 
 
+@pytest.mark.usefixtures("heard_leaves")
 def test_a_forgotten_peer_keeps_its_name_for_as_long_as_its_link(pair: Pair) -> None:
     # As a transfer in flight keeps it, which signals when its peer is long forgotten.
     addresses, connect = pair.remote_opened["addresses"], pair.local.endpoint.connect

@@ -54,11 +54,12 @@ def test_a_killed_peer_answers_nothing_within_the_deadline(kind: Kind) -> None:
             transport=kind.transport,
             seed=1,
         )
-        with local.endpoint.connect(far["addresses"], deadline_s=MISSING_S) as peer:
+        with local.endpoint.connect(far["addresses"]) as peer:
+            peer._deadline_s = MISSING_S
             child.kill()
             child.reap()
             for call in (
-                lambda: peer.reserve("r", 1),
+                lambda: peer.reserve("r", 1, timeout_s=MISSING_S),
                 lambda: peer.commit("r"),
                 lambda: peer.abort("r"),
                 lambda: local.endpoint.connect(far["addresses"], deadline_s=MISSING_S),
@@ -140,13 +141,13 @@ def test_a_peer_whose_registration_is_closed_is_refused(pair: Pair) -> None:
 
 
 def test_a_peer_whose_endpoint_is_closed_is_refused(link_pair: LinkPair) -> None:
-    with link_pair(deadline_s=MISSING_S) as pair:
+    with link_pair() as pair:
         pair.peer.put([0], [1])
         pair.remote.call("close_endpoint")
         check_refuses_to_copy(pair, PeerLost, "has closed the cache of this link; connect again")
         # Which of the two depends on whether the end of the connection was noticed before.
         with pytest.raises((ControlTimeout, PeerLost), match=r"is not done|ended the connection"):
-            pair.peer.reserve("r", 1)
+            pair.peer.reserve("r", 1, timeout_s=MISSING_S)
         cache = pair.remote.shape
         pair.check_both(remote=cache.copied(cache.content(1), cache.content(2), [0], [1]))
 

@@ -1,6 +1,5 @@
 """What a transfer costs beside its bytes: no second copy of them, and nothing that stays behind."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from cache_content import CacheShape, shape
 from leaks import check_flat, num_segment_mappings, private_growth, resources
 from peer_host import PeerHost
 from transport_pairs import ON_ONE_HOST, LinkPair, Pair
+from waiting import eventually
 
 from kvxfer import Endpoint
 from kvxfer.errors import NotAvailable
@@ -20,13 +20,11 @@ LARGE = shape(num_layers=1, num_kv_heads=8, head_dim=128, block_size=256, num_bl
 MAX_GROWTH_BYTES = 16 * MIB
 
 
-def transfer_all(pair: Pair, cache: CacheShape) -> int:
-    """Send every block there and back; returns the peak growth of this process's own memory."""
+def transfer_all(pair: Pair, cache: CacheShape) -> None:
+    """Send every block there and back."""
     ids = np.arange(cache.num_blocks)
-    with private_growth() as growth:
-        pair.peer.put(ids, ids[::-1])
-        pair.peer.get(ids[::-1], ids)
-    return growth.peak_bytes
+    pair.peer.put(ids, ids[::-1])
+    pair.peer.get(ids[::-1], ids)
 
 
 def test_a_transfer_of_64_mib_keeps_no_copy_of_them(link_pair: LinkPair) -> None:
@@ -35,25 +33,30 @@ def test_a_transfer_of_64_mib_keeps_no_copy_of_them(link_pair: LinkPair) -> None
         # Pages that were never touched would count as growth where they are written first.
         pair.local.fill(1)
         before = pair.remote.call("private_bytes")
-        assert transfer_all(pair, LARGE) < MAX_GROWTH_BYTES
+        with private_growth() as growth:
+            transfer_all(pair, LARGE)
+        assert growth.peak_bytes < MAX_GROWTH_BYTES
         assert pair.remote.call("private_bytes") - before < MAX_GROWTH_BYTES
 
 
 def test_the_memory_check_sees_a_hidden_copy(
     link_pair: LinkPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with link_pair(LARGE) as pair:
+    with link_pair(LARGE) as pair, private_growth() as growth:
         link: Any = pair.peer.link
         copy = link._copy
 
         def staged(*args: Any) -> Any:
             staging = np.ones(LARGE.array_bytes, np.uint8)
-            time.sleep(0.1)  # a real one would live as long as its copy takes
+            num_samples = growth.num_samples
+            # The first of them may have begun before.
+            eventually(lambda: growth.num_samples > num_samples + 1, "nobody watches")
             assert staging.all()
             return copy(*args)
 
         monkeypatch.setattr(link, "_copy", staged)
-        assert transfer_all(pair, LARGE) > LARGE.array_bytes // 2 > MAX_GROWTH_BYTES
+        transfer_all(pair, LARGE)
+    assert growth.peak_bytes > LARGE.array_bytes // 2 > MAX_GROWTH_BYTES
 
 
 def test_connecting_and_closing_leaves_nothing_on_either_side(pair: Pair) -> None:
@@ -106,16 +109,21 @@ def test_an_endpoint_that_cannot_serve_leaves_nothing(pair: Pair) -> None:
     check_flat(resources, cycle, num_cycles=20)
 
 
+def tasks() -> set[str]:
+    """The threads of this process; one that was joined may be there for a moment."""
+    return {path.name for path in Path("/proc/self/task").iterdir()}
+
+
 def test_a_closed_link_keeps_no_mapping_of_the_peers_pages(pair: Pair) -> None:
-    before = num_segment_mappings()
+    before, others = num_segment_mappings(), tasks()
     kept = pair.local.endpoint.connect(pair.remote_opened["addresses"])
     kept.put([0], [1])  # some links start their threads for the first copy
-    num_threads = len(list(Path("/proc/self/task").iterdir()))
+    own = tasks() - others
     kept.close()
     kept.close()
     # The board alone stays, for as long as the object does; so do none of the copying threads.
     assert num_segment_mappings() == before + (pair.kind in ON_ONE_HOST)
-    assert len(list(Path("/proc/self/task").iterdir())) < num_threads
+    eventually(lambda: bool(own - tasks()), "the copying threads are there")
 
 
 def test_refused_connections_leave_nothing_on_either_side(pair: Pair) -> None:

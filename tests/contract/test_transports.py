@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cache_content import GUARD_BYTES, shape
 from peer_host import PeerHost
-from peer_process import ChildProcess, InThisProcess, RemotePeer
+from peer_process import DEADLINE_S, ChildProcess, InThisProcess, RemotePeer
 from transport_pairs import NIXL, Kind, LinkPair, Pair
 
 from kvxfer import Endpoint
@@ -45,7 +45,7 @@ def test_put_writes_the_named_blocks_and_nothing_else(link_pair: LinkPair, name:
             local_ids = draw(10 + turn, cache.num_blocks, count)
             remote_ids = draw(20 + turn, cache.num_blocks, count)
             transfer = pair.peer.put(local_ids, remote_ids, tuning=Tuning(engine=engine))
-            transfer.wait(10.0)
+            transfer.wait(DEADLINE_S)
             assert transfer.num_bytes == count * cache.num_planes * cache.page_bytes
             assert transfer.actual_path
             expected = cache.copied(cache.content(1), expected, local_ids, remote_ids)
@@ -61,7 +61,7 @@ def test_get_reads_the_named_blocks_and_nothing_else(link_pair: LinkPair, name: 
         for turn, engine in enumerate(engines(pair)):
             local_ids = draw(30 + turn, cache.num_blocks, count)
             remote_ids = draw(40 + turn, cache.num_blocks, count)
-            pair.peer.get(remote_ids, local_ids, tuning=Tuning(engine=engine)).wait(10.0)
+            pair.peer.get(remote_ids, local_ids, tuning=Tuning(engine=engine)).wait(DEADLINE_S)
             expected = cache.copied(cache.content(2), expected, remote_ids, local_ids)
             pair.check_both(local=expected)
 
@@ -104,7 +104,7 @@ def test_a_source_may_be_sent_to_several_places(pair: Pair) -> None:
 @pytest.mark.parametrize("operation", ["put", "get"])
 def test_no_blocks_is_a_transfer_of_nothing(pair: Pair, operation: str) -> None:
     transfer = getattr(pair.peer, operation)([], [])
-    transfer.wait(1.0)
+    transfer.wait(DEADLINE_S)
     assert transfer.num_bytes == 0
     pair.check_both()
 

@@ -14,7 +14,7 @@ from cache_content import CacheShape, check_content, shape
 from leaks import check_flat
 from listening import listening_hosts
 from peer_host import PeerHost
-from peer_process import ChildProcess, InThisProcess, RemotePeer
+from peer_process import DEADLINE_S, ChildProcess, InThisProcess, RemotePeer
 from transport_pairs import UCX, Kind, LinkPair, Pair, linked, require_available
 from ucx_wire import RawPeer
 from waiting import eventually
@@ -270,7 +270,7 @@ def test_the_race_fails_on_a_signal_ahead_of_its_data(
             round_number=1,
             src_block_ids=ids,
             dst_block_ids=ids,
-            timeout_s=10.0,
+            timeout_s=DEADLINE_S,
         )
 
         def result() -> None:

@@ -12,7 +12,7 @@ import pytest
 from cache_content import GUARD_BYTES, check_content, shape
 from peer_process import ChildProcess
 from transport_pairs import REMOTE_SEED, UCX, Pair, linked, require_available
-from ucx_wire import FINISH, GET, HELLO, PIECE, PUT, Box, RawPeer, begin, piece, plan
+from ucx_wire import FINISH, GET, HELLO, PIECE, PUT, SETTLE_S, Box, RawPeer, begin, piece, plan
 
 from kvxfer import _core
 from kvxfer.errors import InvalidUsage, KvxferError, PeerLost
@@ -196,7 +196,8 @@ def test_mutants_of_everything_leave_the_far_side_as_it_is(pair: Pair, raw: RawP
         index = random_.randrange(3)
         spoiled[index] = flip(spoiled[index], random_)
         messages = [(PUT, spoiled[0], spoiled[1]), (PIECE, spoiled[2], spoiled[3])]
-        num_answers += bool(raw.send(*messages[: 1 if index == 1 else 2]))
+        sent = messages[: 1 if index == 1 else 2]
+        num_answers += bool(raw.send(*sent, wait_s=SETTLE_S))
         raw.drop()
     assert num_answers > NUM_MUTANTS // 2
     check_untouched(pair, SPAN_BYTES)
@@ -218,7 +219,7 @@ def flip(data: bytes, random_: random.Random) -> bytes:
 def test_noise_on_the_port_is_survived(pair: Pair) -> None:
     port = RawPeer(pair)._server["port"]
     for number in range(20):
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             connection.sendall(random.Random(number).randbytes(1 << (number % 12)))
     cache = shape()
     pair.peer.put([3], [4])

@@ -24,7 +24,7 @@ from kvxfer.transport.ucx import UcxTransport
 from kvxfer.tuning import Slots
 
 SLOT_BYTES = 64 << 10
-STALL_S = 5.0
+STALL_S = 30.0
 
 
 @pytest.fixture(autouse=True)

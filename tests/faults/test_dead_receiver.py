@@ -10,6 +10,7 @@ from session_sides import (
     check_received,
     child,
     here,
+    meet,
     open_receiver,
     open_sender,
     ports_of,
@@ -43,7 +44,9 @@ def test_a_receiver_killed_mid_transfer_fails_the_request() -> None:
     with sides(child(), here()) as (receiver, sender):
         assert isinstance(receiver, ChildProcess)
         to = open_receiver(receiver)
-        open_sender(sender, limits={"connect_s": 1.0})
+        open_sender(sender)
+        meet(sender, (receiver, to))
+        sender.call("limit", connect_s=1.0)
         begin(sender, to)
         wait_for_grant(receiver)
         receiver.kill()
@@ -106,8 +109,9 @@ def test_a_stopped_receiver_fails_the_request_and_works_again_once_it_goes_on() 
     with sides(child(), here()) as (receiver, sender):
         assert isinstance(receiver, ChildProcess)
         to = open_receiver(receiver)
-        limits = {"connect_s": 1.0, "move_s": 2.0, "commit_s": 2.0}
-        open_sender(sender, limits=limits)
+        open_sender(sender, limits={"silent_s": 5.0})
+        meet(sender, (receiver, to))
+        sender.call("limit", connect_s=1.0, move_s=2.0, commit_s=2.0)
         begin(sender, to)
         wait_for_grant(receiver)
         os.kill(receiver.pid, signal.SIGSTOP)
@@ -121,6 +125,7 @@ def test_a_stopped_receiver_fails_the_request_and_works_again_once_it_goes_on() 
             os.kill(receiver.pid, signal.SIGCONT)
         notice = receiver.call("notice")
         assert (notice["request_id"], notice["ok"]) == ("r-1", False)
+        sender.call("limit", connect_s=60.0, move_s=60.0, commit_s=60.0)
         sender.call("send", request_id="r-2", block_ids=BLOCKS, to=to)
         sender.call("wait", request_id="r-2")
         while (notice := receiver.call("notice"))["request_id"] == "hung":
@@ -133,7 +138,7 @@ def test_a_receiver_that_stood_still_for_a_moment_is_named_as_the_cause() -> Non
     with sides(child(), here()) as (receiver, sender):
         assert isinstance(receiver, ChildProcess)
         to = open_receiver(receiver)
-        open_sender(sender, limits={"silent_s": 0.5})
+        open_sender(sender, limits={"silent_s": 5.0})
         begin(sender, to)
         wait_for_grant(receiver)
         os.kill(receiver.pid, signal.SIGSTOP)
@@ -156,14 +161,14 @@ def test_a_dead_receiver_fails_its_own_requests_alone() -> None:
     with sides(child(), child(), here()) as (dead, alive, sender):
         assert isinstance(dead, ChildProcess)
         to_dead, to_alive = open_receiver(dead), open_receiver(alive)
-        open_sender(sender, limits={"connect_s": 1.0})
-        sender.call("send", request_id="meet", block_ids=BLOCKS, to=to_dead)
-        sender.call("wait", request_id="meet")
+        open_sender(sender)
+        meet(sender, (dead, to_dead), (alive, to_alive))
+        sender.call("limit", connect_s=1.0)
         dead.kill()
         sender.call("send", request_id="to-dead", block_ids=BLOCKS, to=to_dead)
         for turn in range(5):
             sender.call("send", request_id=f"r-{turn}", block_ids=BLOCKS, to=to_alive)
-            sender.call("wait", request_id=f"r-{turn}", timeout_s=5.0)
+            sender.call("wait", request_id=f"r-{turn}")
             received(alive, f"r-{turn}")
         with pytest.raises(Exception, match=r"tcp://|process"):
             sender.call("wait", request_id="to-dead")
@@ -173,7 +178,9 @@ def test_one_dead_rank_fails_the_request_and_frees_the_others() -> None:
     with sides(child(), child(), here()) as (dead, alive, sender):
         assert isinstance(dead, ChildProcess)
         addresses = [open_receiver(dead), open_receiver(alive)]
-        open_sender(sender, limits={"connect_s": 1.0})
+        open_sender(sender)
+        meet(sender, (dead, addresses[0]), (alive, addresses[1]))
+        sender.call("limit", connect_s=1.0)
         sender.call("send_layers", request_id="r-1", block_ids=BLOCKS, to=addresses)
         sender.call("layer", request_id="r-1", layer=0)
         wait_for_grant(dead)
@@ -190,7 +197,7 @@ def test_one_dead_rank_fails_the_request_and_frees_the_others() -> None:
 def test_a_receiver_that_closes_its_cache_is_a_clear_error() -> None:
     with sides(child(), here()) as (receiver, sender):
         to = open_receiver(receiver, seed=RECEIVER_SEED)
-        open_sender(sender, limits={"connect_s": 1.0})
+        open_sender(sender)
         sender.call("send", request_id="r-1", block_ids=BLOCKS, to=to)
         sender.call("wait", request_id="r-1")
         receiver.call("close_cache")

@@ -64,11 +64,12 @@ def test_a_sender_that_comes_back_sends_again() -> None:
 def test_a_stopped_sender_fails_its_request_and_its_pages_stay_in_quarantine() -> None:
     with sides(here(), child(), child()) as (receiver, sender, other):
         assert isinstance(sender, ChildProcess)
-        to = open_receiver(receiver, limits={"receive_s": 1.0})
-        open_sender(sender, limits={"move_s": 60.0})
+        to = open_receiver(receiver, limits={"receive_s": 5.0, "drain_s": 0.5})
+        open_sender(sender)
         open_sender(other)
         begin(sender, to)
         wait_for_grant(receiver)
+        receiver.call("limit", receive_s=60.0)
         os.kill(sender.pid, signal.SIGSTOP)
         try:
             notice = receiver.call("notice")
@@ -95,7 +96,7 @@ def test_a_stopped_sender_fails_its_request_and_its_pages_stay_in_quarantine() -
 def test_a_stopped_sender_that_is_killed_gives_its_pages_back() -> None:
     with sides(here(), child()) as (receiver, sender):
         assert isinstance(sender, ChildProcess)
-        to = open_receiver(receiver, limits={"receive_s": 1.0})
+        to = open_receiver(receiver, limits={"receive_s": 5.0, "drain_s": 0.5})
         open_sender(sender)
         begin(sender, to)
         wait_for_grant(receiver)

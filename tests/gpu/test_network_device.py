@@ -22,7 +22,7 @@ from stream_race import ALL_BLOCKS, race
 from stream_race import CACHE as RACED
 from transport_pairs import NIXL, UCX, Kind, require_available
 
-from kvxfer.errors import KvxferError, PeerLost
+from kvxfer.errors import InvalidUsage, KvxferError, PeerLost
 from kvxfer.transport import Op, Transport, Tuning
 from kvxfer.transport.nixl import NixlTransport
 from kvxfer.transport.ucx import UcxTransport
@@ -97,11 +97,20 @@ def test_the_path_between_processes_of_one_host_is_cuda_ipc(child: DeviceChild) 
         pair.check()
 
 
-def test_sm_budgets_are_kept_and_told(child: DeviceChild) -> None:
-    with linked(child, shape()) as pair:
+@pytest.mark.parametrize("way", WAYS)
+def test_sm_budgets_are_kept_and_told(child: DeviceChild, way: str) -> None:
+    with linked(child, shape(), way) as pair:
         transfer = pair.peer.put([0], [1], tuning=Tuning(num_sms=3))
         assert transfer.num_sms == 3
         assert pair.peer.put([0], [1]).num_sms > 0
+
+
+def test_more_sms_than_there_are_are_refused_and_the_link_stands(child: DeviceChild) -> None:
+    with linked(child, shape(), "ucx") as pair:
+        with pytest.raises(InvalidUsage, match="num_sms is 100000; GPU"):
+            pair.peer.put([0], [1], tuning=Tuning(num_sms=100000))
+        pair.put([0], [1])
+        pair.check()
 
 
 def test_memory_that_cannot_be_mapped_goes_through_slots(child: DeviceChild) -> None:

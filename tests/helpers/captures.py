@@ -1,6 +1,7 @@
 """Captured nodes of ``tests/data/diagnose``, put together: most differ from another in a file."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,3 +30,10 @@ def write_capture(name: str, folder: Path) -> Path:
         FOLDER / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_EXPECTED)
     )
     return folder
+
+
+def edit_capture(folder: Path, name: str, old: str, new: str, count: int = 1) -> None:
+    """Put ``new`` for a pattern in a file of a capture: the first of it, or ``count``; 0 = all."""
+    text, found = re.subn(old, new, (folder / name).read_text(), count=count)
+    assert found, f"{name} has no {old!r}"
+    (folder / name).write_text(text)

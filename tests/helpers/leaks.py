@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from waiting import GUARD_S
+
 _SEGMENT_NAME = "/memfd:kvxfer"  # how the core names its segments
 
 
@@ -37,7 +39,7 @@ def check_flat(
     cycle: Callable[[], object],
     *,
     num_cycles: int,
-    settle_s: float = 5.0,
+    settle_s: float = GUARD_S,
 ) -> None:
     """Fail where a measure has grown after many cycles; the last of them may need to settle."""
     for _ in range(3):
@@ -72,14 +74,16 @@ def private_bytes() -> int:
 
 
 class Growth:
-    """How far `private_bytes` has risen above where it began, at its peak so far."""
+    """How far `private_bytes` has risen above where it began, at its peak of so many samples."""
 
     def __init__(self) -> None:
         gc.collect()
         self._before = private_bytes()
         self.peak_bytes = 0
+        self.num_samples = 0
 
     def sample(self) -> None:
+        self.num_samples += 1
         self.peak_bytes = max(self.peak_bytes, private_bytes() - self._before)
 
 

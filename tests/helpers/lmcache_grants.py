@@ -8,7 +8,7 @@ from kvxfer.connectors.lmcache.wire import AllocRequest, AllocResponse, Asker, C
 from kvxfer.control import AbortRequest, CommitRequest
 from kvxfer.errors import InvalidUsage, PeerLost
 
-LEASE_S = 5.0
+LEASE_S = 60.0
 UNREADABLE, PLANTED = "?", "!"  # keys that a shelf cannot look for
 
 
@@ -117,6 +117,11 @@ class Setup:
     def granted(self, *args: Any, **more: Any) -> AllocResponse:
         (answer,) = self.ask(*args, **more)
         return answer
+
+    def rest(self, seconds: float) -> None:
+        """As if so much time had passed since anybody asked."""
+        for one in (*self.arrivals._requests.values(), *self.arrivals._waiting):
+            one.asked_s -= seconds
 
     def commit(self, sender: str, answer: AllocResponse, sequence: int = 0) -> None:
         assert answer.kvxfer is not None

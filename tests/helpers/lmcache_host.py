@@ -10,6 +10,7 @@ import threading
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import peer_host
 import torch
@@ -97,6 +98,19 @@ class LMCacheHost:
         self.engine.post_init()
         return type(self.backend.transfer_channel).__name__ if config.get("enable_pd") else ""
 
+    def plugin_settings(self, *, extra: dict[str, Any]) -> dict[str, Any]:
+        """What the storage plug-in tells its store, of which none is made."""
+        from kvxfer.connectors.lmcache import storage
+
+        given: dict[str, Any] = {}
+        with mock.patch.object(storage, "ChunkStore", lambda *_, **more: given.update(more)):
+            storage.KvxferBackend(
+                config=SimpleNamespace(extra_config=extra),
+                metadata=SimpleNamespace(worker_id=0, kv_shape=(1,), kv_dtype=torch.bfloat16),
+                local_cpu_backend=object(),
+            )
+        return given
+
     @property
     def backend(self) -> Any:
         return self.engine.storage_manager.storage_backends["PDBackend"]
@@ -143,7 +157,7 @@ class LMCacheHost:
             "bytes": self.content.num_read,
         }
 
-    def free_pages(self, *, wanted: int | None = None, timeout_s: float = 10.0) -> int:
+    def free_pages(self, *, wanted: int | None = None, timeout_s: float = 25.0) -> int:
         """Free pages; with ``wanted``, once they are so many, or the time is over."""
         deadline = time.monotonic() + timeout_s
         blocks = self.backend.memory_allocator.cpu_allocator.free_blocks
@@ -162,7 +176,7 @@ class LMCacheHost:
     def settle(self) -> None:
         """Wait for the plug-in's puts."""
         plugin = self.engine.storage_manager.storage_backends["kvxfer"]
-        plugin._worker.submit(lambda: None).result(10.0)
+        plugin._worker.submit(lambda: None).result(25.0)
 
     def references(self) -> list[int]:
         """Reference counts of the objects that LocalCPU has: 1 each, where nobody else has one."""
@@ -177,9 +191,13 @@ class LMCacheHost:
         """The next copy ends in its middle, with an error."""
         self._spoil(lambda: (_ for _ in ()).throw(TransferFailed("planted")))
 
-    def delay_next_write(self, *, seconds: float) -> None:
-        """The next copy takes so much longer."""
-        self._spoil(lambda: time.sleep(seconds))
+    def hold_next_write(self) -> None:
+        """The next copy does not end before it is let go."""
+        self._held = threading.Event()
+        self._spoil(self._held.wait)
+
+    def let_go(self) -> None:
+        self._held.set()
 
     def see_nothing_arrive(self) -> None:
         """As if every transfer to this side were still under way."""
@@ -209,7 +227,7 @@ class LMCacheHost:
 
         link.post = spoilt
 
-    def shut(self, *, timeout_s: float = 12.0) -> float:
+    def shut(self, *, timeout_s: float = 25.0) -> float:
         """Close the engine; returns the seconds that took, -1 if it hung."""
         began = time.monotonic()
         thread = threading.Thread(

@@ -68,7 +68,7 @@ class Proxy:
         self._socket = self._context.socket(zmq.PULL)
         self.port = self._socket.bind_to_random_port(f"tcp://{HOST}")
 
-    def hear(self, timeout_s: float = 8.0) -> str | None:
+    def hear(self, timeout_s: float = 60.0) -> str | None:
         """The next request's id; None if there is none in time."""
         if not self._socket.poll(int(timeout_s * 1000)):
             return None

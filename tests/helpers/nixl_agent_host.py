@@ -14,7 +14,7 @@ from kvxfer.connectors.nixl_agent import AcceleratedAgent
 from kvxfer.transport.nixl.api import load_api
 
 OWN = "NIXL_INIT_AGENT"
-DEADLINE_S = 20.0
+DEADLINE_S = 25.0  # within that of a call
 
 
 def pages_of(round_number: int, side: str, num_pages: int, page_bytes: int) -> Any:

@@ -7,12 +7,15 @@ from typing import Any
 
 import msgspec
 from transport_pairs import Pair
+from waiting import eventually
 
 from kvxfer.control import ControlClient, InitReply, InitRequest
 from kvxfer.session.layouts import layout_spec, rank_spec
 from kvxfer.transport.nixl import wire
 from kvxfer.transport.nixl.agent import Agent
 from kvxfer.transport.nixl.wire import Message
+
+_MORE_S = 0.5
 
 
 def region_of(pair: Pair) -> tuple[Any, InitReply]:
@@ -51,12 +54,19 @@ def hello(agent: Agent, region: Any, **fields: Any) -> bytes:
     return msgspec.msgpack.encode(body | fields)
 
 
-def answers(agent: Agent, key: bytes, seconds: float = 0.5) -> list[Message]:
+def answers(agent: Agent, key: bytes, number: int = 0) -> list[Message]:
+    """So many answers, and what else comes for a while."""
     box = agent.open_box(key)
-    end = time.monotonic() + seconds
-    found = []
-    while time.monotonic() < end:
+    found: list[Message] = []
+
+    def listen() -> bool:
         agent.pump()
         while (mail := box.take()) is not None:
             found.append(mail[1])
+        return len(found) >= number
+
+    eventually(listen, f"{number} answers")
+    end = time.monotonic() + _MORE_S
+    while time.monotonic() < end:
+        listen()
     return found

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from kvxfer.control import AbortRequest, CommitRequest, Deferred, ReserveReply, ReserveRequest
+from kvxfer.control import (
+    AbortRequest,
+    CommitRequest,
+    DeferredReply,
+    ReserveReply,
+    ReserveRequest,
+    WatchReply,
+)
 from kvxfer.errors import PeerLost
 from kvxfer.layout import KVLayout, Share
 from kvxfer.session.block_pool import BlockPool
@@ -80,11 +87,28 @@ class Book:
         assert reply.state == "refused", reply
         return reply.reason
 
-    def waits(self, who: str, name: str, num_blocks: int) -> Deferred:
+    def waits(self, who: str, name: str, num_blocks: int) -> float:
+        """When to ask again, in seconds, for who would hear before."""
+        watch = self.book.watch(who)
+        assert isinstance(watch, DeferredReply)
         reply = self.reserve(who, name, num_blocks)
-        assert isinstance(reply, Deferred)
-        assert reply.is_open
-        return reply
+        watch.abandon()
+        assert reply.state == "wait", reply
+        retry_after_s: float = reply.retry_after_s
+        return retry_after_s
+
+    def news(self, who: str) -> WatchReply | None:
+        """What ``who`` has yet to hear; None for nothing."""
+        news = self.book.watch(who)
+        if isinstance(news, DeferredReply):
+            news.abandon()
+            return None
+        return news
+
+    def decided(self, who: str) -> list[str]:
+        """Which requests of ``who`` need not wait any more."""
+        news = self.news(who)
+        return [] if news is None else news.decided
 
     def commit(self, who: str, name: str = "r") -> None:
         self.book.commit(CommitRequest(name, who, sequence=1))

@@ -4,6 +4,7 @@ As a child (``python session_host.py``) it talks as `peer_host.py` does.
 """
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import leaks
@@ -98,6 +99,11 @@ class SessionHost:
     def encoded_content(self) -> str:
         """The same, for a JSON line."""
         return base64.b64encode(self.content().tobytes()).decode()
+
+    def limit(self, **limits: float) -> None:
+        """Change limits of the requests that begin from now on."""
+        side = self.sender if hasattr(self, "sender") else self.receiver._book
+        side._limits = replace(side._limits, **limits)  # type: ignore[type-var]
 
     # A sender.
 

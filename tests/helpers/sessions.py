@@ -58,5 +58,19 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
         made.close()
 
 
+def signs_of_life(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The connections that the receiver hears from now on, again and again."""
+    signs: list[str] = []
+    silence = session.receiver._book._silence
+    heard = silence.heard
+
+    def note(connection: str) -> None:
+        heard(connection)
+        signs.append(connection)
+
+    monkeypatch.setattr(silence, "heard", note)
+    return signs
+
+
 def with_args(receiver: dict[str, Any] | None = None, sender: dict[str, Any] | None = None) -> Any:
     return pytest.mark.parametrize("session", [(receiver or {}, sender or {})], indirect=True)

@@ -140,7 +140,7 @@ def linked_to_child(
         seed=1,
     )
     try:
-        with local.endpoint.connect(opened["addresses"], deadline_s=1.0) as peer:
+        with local.endpoint.connect(opened["addresses"]) as peer:
             yield local, peer
     finally:
         local.close()

@@ -15,6 +15,7 @@ from kvxfer.session.layouts import layout_spec, rank_spec
 from kvxfer.transport.ucx import library_candidates
 
 HELLO, WELCOME, PUT, GET, GO, PIECE, FINISH, DONE, FAIL = range(9)
+GUARD_S = 15.0  # before a side gives up what stands still
 SETTLE_S = 0.5
 
 
@@ -113,7 +114,7 @@ class RawPeer:
                 "slot": 0,
                 "name": "the peer",
                 "num_threads": 1,
-                "settings": _core.UcxSettings(connect_s=5.0),
+                "settings": _core.UcxSettings(connect_s=GUARD_S),
                 **changes,
             }
         )
@@ -121,17 +122,17 @@ class RawPeer:
             pass
         return link
 
-    def send(self, *messages: tuple[int, bytes, bytes]) -> str:
+    def send(self, *messages: tuple[int, bytes, bytes], wait_s: float = GUARD_S) -> str:
         """Send (message, header, data) one behind another; returns what the far side says to it.
 
-        That is its error, ``done``, or nothing.
+        That is its error, ``done``, or nothing within ``wait_s``.
         """
         if self._link is None:
             self._link = self.connect()
         try:
             for message in messages:
                 self._link.send_raw(*message)
-            return "done" if self._link.poll(SETTLE_S) else ""
+            return "done" if self._link.poll(wait_s) else ""
         except KvxferError as error:
             self.drop()
             return f"{type(error).__name__}: {error}"

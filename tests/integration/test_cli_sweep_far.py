@@ -4,13 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from two_hosts import HOSTS, start_on_host, two_hosts
+from waiting import eventually
 
 from kvxfer.cli.main import main
 from kvxfer.cli.sweep_far import parse_place
@@ -27,7 +27,6 @@ from kvxfer.transport import available_transports
 __all__ = ["two_hosts"]  # a fixture
 
 DEADLINE_S = 60.0
-MAX_TRIES = 500
 TINY = ("--tokens", "16", "--iters", "2", "--warmup", "0", "--threads", "2")
 LAYOUT = raw_layout(1024, 2)
 
@@ -166,13 +165,15 @@ def test_a_sweep_that_dies_frees_the_far_side() -> None:
         first = FarAgent(listener.address, None)
         first.call(prepare())
         first._agent.close()  # without a word, as the kernel does for a process that was killed
-        for _ in range(MAX_TRIES):
+
+        def is_taken_anew() -> bool:
             with suppress(NotAvailable), FarAgent(listener.address, None) as second:
                 with pytest.raises(InvalidUsage, match="nothing is prepared"):
                     second.call(messages.Fill(seed=1))
-                return
-            time.sleep(0.02)
-        pytest.fail("the far side waits for a sweep that has gone")
+                return True
+            return False
+
+        eventually(is_taken_anew, "the far side waits for a sweep that has gone")
 
 
 def test_a_pool_that_the_host_does_not_have_is_refused() -> None:

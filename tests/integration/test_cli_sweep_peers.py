@@ -15,7 +15,7 @@ from kvxfer.sweep.cases import SweepOptions, expand_cases
 from kvxfer.sweep.peers.task import PeerTask
 
 DEADLINE_S = 60.0
-GONE_S = 5.0
+GONE_S = 60.0
 TINY = ("--transport", "shm", "--page-bytes", "16k", "--total-bytes", "2m", "--warmup", "0")
 
 
@@ -58,7 +58,7 @@ def started_by(pid: int) -> list[int]:
     """All processes under ``pid``."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except FileNotFoundError:
+    except OSError:
         return []
     own = [int(child) for child in text.split()]
     return own + [one for child in own for one in started_by(child)]
@@ -67,7 +67,7 @@ def started_by(pid: int) -> list[int]:
 def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except OSError:
         return False
     return state != "Z"
 

@@ -1,6 +1,9 @@
 """Stores of chunks that read from and write to each other; no LMCache in it."""
 
+import itertools
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +12,10 @@ from free_ports import free_port
 from waiting import GUARD_S, eventually
 
 from kvxfer.connectors.lmcache.chunk_store import Bytes, ChunkStore
+from kvxfer.connectors.lmcache.lane import Lane
 from kvxfer.connectors.lmcache.page_store import Form
 from kvxfer.connectors.lmcache.store_port import Ask, FarStore, StorePort, Tell
+from kvxfer.control import SharedKey
 from kvxfer.errors import InvalidUsage, NotAvailable, ProtocolMismatch
 from kvxfer.session import Peer
 
@@ -28,7 +33,8 @@ def new_store() -> Iterator[MakeStore]:
     made: list[ChunkStore] = []
 
     def make(num_pages: int = NUM_PAGES, **more: object) -> ChunkStore:
-        made.append(ChunkStore(PAGE_BYTES, num_pages * PAGE_BYTES, timeout_s=2.0, **more))  # type: ignore[arg-type]
+        args = {"timeout_s": 5.0} | more
+        made.append(ChunkStore(PAGE_BYTES, num_pages * PAGE_BYTES, **args))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -162,7 +168,7 @@ def test_a_peer_that_does_not_answer_is_left_alone_for_a_while(
 ) -> None:
     caplog.set_level("INFO")
     at = free_address()
-    near = new_store(peers=[at], copies="moved")
+    near = new_store(peers=[at], copies="moved", timeout_s=2.0)
     for number in range(4):
         assert not near.give(*chunk(number))
     assert caplog.text.count(f"no store answered at {at} within 2 s") == 1
@@ -240,6 +246,78 @@ def test_pages_of_a_connection_that_ended_are_not_written(
     assert "chunk-1" not in far
     near.put(*chunk(2))
     assert "chunk-2" in far
+
+
+@pytest.fixture
+def over(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No copy ends before it is set."""
+    made = threading.Event()
+    stock = Lane._deliver
+
+    def late(self: Lane, *job: Any) -> None:
+        assert made.wait(GUARD_S)
+        stock(self, *job)
+
+    monkeypatch.setattr(Lane, "_deliver", late)
+    yield made
+    made.set()
+
+
+def test_a_chunk_that_is_written_late_is_held_until_nothing_moves(
+    new_store: MakeStore, over: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = free_address()
+    far = new_store(listen=at)
+    near = new_store(peers=[at], copies="peers", move_timeout_s=0.5)
+    assert near.put(*chunk(1))
+    assert "1 chunks were not moved to or from the store" in caplog.text
+    assert not near.drop("chunk-1")  # it is still read
+    assert not far.put(*chunk(1))  # and written
+    near.put(*chunk(2))  # does not wait again
+    assert "chunks of before still move" in caplog.text
+    over.set()
+    eventually(lambda: near.drop("chunk-1"), "a chunk stays held")
+
+    numbers = itertools.count(3)
+
+    def is_written() -> bool:
+        name, *rest = chunk(next(numbers))
+        near.put(name, *rest)
+        return name in far
+
+    eventually(is_written, "nothing is written any more")
+    eventually(lambda: far.put(*chunk(1)), "a page stays reserved at the peer")
+
+
+def test_a_page_that_is_filled_late_is_held_until_nothing_moves(
+    new_store: MakeStore, over: threading.Event
+) -> None:
+    at = free_address()
+    far = new_store(listen=at)
+    near = new_store(num_pages=1, peers=[at], move_timeout_s=0.5)
+    far.put(*chunk(1))
+    assert not near.is_near("chunk-1")
+    assert not near.put(*chunk(2))  # its page is still written
+    over.set()
+    eventually(lambda: near.put(*chunk(2)), "a page stays held")
+    eventually(lambda: near.is_near("chunk-1"), "nothing is read any more")
+    np.testing.assert_array_equal(content(near, "chunk-1"), chunk(1)[2])
+    eventually(lambda: far.drop("chunk-1"), "a chunk stays held at the peer")
+
+
+def test_stores_with_one_key_keep_others_out(new_store: MakeStore, tmp_path: Path) -> None:
+    at, key_file = free_address(), str(tmp_path / "key")
+    SharedKey.create(key_file)
+    far = new_store(listen=at, key_file=key_file)
+    far.put(*chunk(1))
+    assert not new_store(peers=[at]).is_near("chunk-1")
+    near = new_store(peers=[at], key_file=key_file)
+    eventually(lambda: near.is_near("chunk-1"), "who holds the key is kept out")
+
+
+def test_a_store_is_served_over_the_transport_that_is_named(new_store: MakeStore) -> None:
+    with pytest.raises(InvalidUsage, match="transport 'carrier pigeon' is unknown"):
+        new_store(transport="carrier pigeon")
 
 
 def test_a_pinned_chunk_does_not_give_way(new_store: MakeStore) -> None:

@@ -161,7 +161,7 @@ def test_connections_that_say_nothing_stop_nobody(server: ControlServer) -> None
 _LEFT_OPEN = """
 import msgspec, sys, zmq
 from kvxfer.control import *
-server = ControlServer({"a": {CommitRequest: lambda m: Deferred()}}, on_gone=print)
+server = ControlServer({"a": {CommitRequest: lambda m: DeferredReply()}}, on_gone=print)
 dead = ControlClient("tcp://127.0.0.1:1", Done, deadline_s=0.2)
 live = ControlClient(server.addresses["a"], Done, deadline_s=0.2)
 for client in (dead, live):

@@ -123,10 +123,12 @@ def test_a_client_calls_again_after_a_foreign_greeting(key: SharedKey) -> None:
     ):
         greeter = threading.Thread(target=greet, args=(foreign,))
         greeter.start()
-        with pytest.raises(ControlTimeout, match="nothing was sent"):
-            client.call(CommitRequest("r"), deadline_s=0.5)
+        has_greeted = False
+        while not has_greeted:  # before the call, so that it had what was greeted
+            has_greeted = not greeter.is_alive()
+            with pytest.raises(ControlTimeout, match="nothing was sent"):
+                client.call(CommitRequest("r"), deadline_s=0.5)
         foreign.close()
-        greeter.join(GUARD_S)
         with ControlServer(HANDLERS, ports={"alloc": port}, key=key):
             assert client.call(CommitRequest("r"), deadline_s=GUARD_S) == Done("r")
 

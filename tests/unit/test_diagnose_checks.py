@@ -157,6 +157,22 @@ def test_a_measurement_that_broke_off_is_a_failure() -> None:
             Verdict.WARN,
             "no peer access",
         ),
+        ({"write": "chipset not supported"}, Verdict.FAIL, "read ok, write chipset not supported"),
+        (
+            {"write": "chipset not supported", "cuda_access": None},
+            Verdict.WARN,
+            "allowed in part: read ok, write chipset not supported",
+        ),
+        (
+            {"read": None, "write": "disabled by regkey", "cuda_access": None},
+            Verdict.WARN,
+            "no peer access (write disabled by regkey)",
+        ),
+        (
+            {"write": "chipset not supported", "cuda_access": False},
+            Verdict.WARN,
+            "no peer access (read ok, write chipset not supported)",
+        ),
     ],
 )
 def test_who_denies_peer_access(values: dict[str, object], verdict: Verdict, words: str) -> None:

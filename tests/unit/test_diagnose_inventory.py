@@ -10,7 +10,7 @@ import pytest
 from captures import write_capture
 from diagnose_nodes import switched_node
 
-from kvxfer.diagnose.facts import NvLink, format_pci
+from kvxfer.diagnose.facts import Gpu, NvLink, format_pci
 from kvxfer.diagnose.inventory import Nvml, Sources, facts_of, read_folder, read_live, write_folder
 from kvxfer.diagnose.inventory import live as live_module
 from kvxfer.diagnose.inventory import nvml as nvml_module
@@ -107,6 +107,8 @@ def test_a_planted_root_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("sys/class/infiniband/siw0/node_type", "4: RNIC\n"),
         ("sys/bus/pci/devices/0000:1a:00.0/vendor", "0x10de\n"),
         ("sys/bus/pci/devices/0000:1a:00.0/class", "0x030200\n"),
+        ("sys/bus/pci/devices/0000:1a:00.4/vendor", "0x10de\n"),
+        ("sys/bus/pci/devices/0000:1a:00.4/class", "0x030200\n"),
         ("sys/devices/system/node/node1/cpulist", "4-6,9\n"),
         ("proc/self/status", "Name:\tsecret-program\nCpus_allowed_list:\t4,6\n"),
     ):
@@ -114,7 +116,10 @@ def test_a_planted_root_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (tmp_path / path).write_text(text)
     (tmp_path / "sys/bus/pci/drivers/nouveau").mkdir(parents=True)
     (tmp_path / "sys/bus/pci/devices/0000:1a:00.0/driver").symlink_to("../../drivers/nouveau")
+    (tmp_path / "sys/bus/pci/devices/0000:1a:00.4/physfn").symlink_to("../0000:1a:00.0")
     sources = read_live(tmp_path)
+    write_folder(sources, tmp_path / "capture")
+    assert facts_of(read_folder(tmp_path / "capture")).host.gpu_pcis == ("0000:1a:00.0",)
     assert not any("secret-program" in text for text in sources.files.values())
     assert sources.files["/proc/self/status"] == "Cpus_allowed_list:\t4,6"
     host = facts_of(sources).host
@@ -273,6 +278,64 @@ def test_an_old_driver_leaves_what_it_lacks_unknown(monkeypatch: pytest.MonkeyPa
     assert gpu.links == (NvLink(index=0, active=True), NvLink(index=1, active=False))
     assert (gpu.mig, gpu.slowdown) == (True, "power brake")
     assert (gpu.fabric, gpu.row_remap_failed, gpu.memory_bytes) == (None, None, None)
+
+
+# The bits of a fabric that is well in all it tells: "no" or "none", and bandwidth not degraded.
+WELL = 2 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (0, ""),
+        (WELL, ""),
+        (WELL ^ 3, "degraded in bandwidth"),
+        (WELL ^ 3 << 2, "recovering routes"),
+        (WELL ^ 3 << 4, "unhealthy in its routes"),
+        (WELL ^ 3 << 6, "recovering from access timeouts"),
+        (WELL | 5 << 8, "configured incorrectly (insufficient nvlinks)"),
+        (WELL | 15 << 8, "configured incorrectly (code 15)"),
+    ],
+)
+@pytest.mark.parametrize("newest", [2, 3])
+def test_the_health_that_nvml_tells_of_a_fabric(
+    newest: int, mask: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a driver that knows version 3 of the answer, or 2 alone."""
+
+    def tell(handle: object, pointer: object) -> int:
+        info = pointer._obj  # type: ignore[attr-defined]
+        if info.version >> 24 > newest:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+        info.state, info.healthMask = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, mask
+        if newest == 3:
+            info.healthSummary = 1  # healthy, it says
+        return pynvml.NVML_SUCCESS  # type: ignore[no-any-return]
+
+    FakeNvml(monkeypatch, nvmlDeviceGetGpuFabricInfoV=tell)
+    found = nvml_module._fabric(0)
+    assert found is not None
+    assert (found.state, found.health) == (
+        "completed",
+        words or ("healthy" if newest == 3 else ""),
+    )
+
+
+def test_rows_that_wait_for_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(
+        monkeypatch,
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=b"00000000:1A:00.0"),
+        nvmlDeviceGetRemappedRows=lambda handle: (0, 1, 1, 0),
+    )
+    gpu = nvml_module._gpu(0, 0, {}, {})
+    assert (gpu.row_remap_failed, gpu.row_remap_pending) == (False, True)
+
+
+def test_a_p2p_status_that_nvml_does_not_know_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(monkeypatch, nvmlDeviceGetP2PStatus=lambda *_: pynvml.NVML_P2P_STATUS_UNKNOWN)
+    gpu = Gpu(index=0, name="")
+    pair = nvml_module._pair(gpu, gpu, 0, 0)
+    assert (pair.read, pair.write, pair.nvlink) == (None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,24 @@ def test_the_first_of_two_matrices_counts() -> None:
 
 def test_a_row_is_no_header() -> None:
     assert parse_topo("GPU0\t X \tNV4\n" + TWO).path("GPU0", "GPU1") == "NV4"
+    assert parse_topo("GPU1\tC2C\t X \n" + TWO).path("GPU0", "GPU1") == "NV4"
     assert parse_topo("GPU0: a card\n").num_gpus == 0
+    assert parse_topo("GPU0: a card\n" + TWO).num_gpus == 2
+
+
+@pytest.mark.parametrize("glue", ["\t", ""])
+def test_a_matrix_of_some_of_the_gpus(glue: str, tmp_path: Path) -> None:
+    """As ``-i 4,6`` prints; nothing else of the node need be known."""
+    (tmp_path / "topo.txt").write_text(
+        f"\tGPU4{glue}GPU6\tCPU Affinity\tNUMA Affinity\n"
+        "GPU4\t X \tNV18\t0-1\t0\nGPU6\tNV18\t X \t0-1\t1\n"
+    )
+    facts = diagnose_folder(tmp_path).facts
+    assert [(gpu.index, gpu.numa_node) for gpu in facts.gpus or ()] == [(4, 0), (6, 1)]
+    assert [(pair.src, pair.dst, pair.path) for pair in facts.pairs] == [
+        (4, 6, "NV18"),
+        (6, 4, "NV18"),
+    ]
 
 
 def test_a_row_that_was_cut_is_told_by_the_others() -> None:

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from kvxfer.cli.diagnose import EXIT_FINDING, EXIT_NOTHING, EXIT_OK, status_of
+from kvxfer.diagnose.facts import Gpu
 from kvxfer.diagnose.inventory.sources import Nvml, Sources, write_folder
 from kvxfer.diagnose.result import CheckResult, DiagnoseReport, Verdict
 from kvxfer.diagnose.run import diagnose_folder
@@ -76,7 +77,7 @@ def printed(report: DiagnoseReport) -> str:
         (
             node(modules=LOADED),
             f"{NO_LIBRARY}; driver 580.95.05 is loaded; bound to none",
-            "did not take the GPUs",
+            "did not take the GPU:",
             "NVRM",
         ),
         (
@@ -106,6 +107,52 @@ def test_gpus_without_a_driver_fail(
     assert status_of(report) == EXIT_FINDING
     assert "2 GPUs on the PCI bus, none of them usable" in printed(report)
     assert sum(bool(one.findings) for one in checks.values()) == 1  # one fault, told once
+
+
+@pytest.mark.parametrize(
+    ("bound", "verdict", "cause"),
+    [
+        ("vfio-pci", Verdict.WARN, "set apart for virtual machines"),
+        ("nvgrace-gpu-vfio-pci", Verdict.WARN, "set apart for virtual machines"),
+        ("nouveau", Verdict.FAIL, "another driver took the GPU"),
+        ("", Verdict.FAIL, "the driver is loaded and did not take the GPU"),
+        ("nvidia", Verdict.FAIL, "it failed to start or fell off the bus"),
+        (None, Verdict.FAIL, "it failed to start or fell off the bus"),
+    ],
+)
+@pytest.mark.parametrize("expected", [None, 2])
+def test_why_one_gpu_is_not_listed(
+    bound: str | None, verdict: Verdict, cause: str, expected: int | None, tmp_path: Path
+) -> None:
+    """By what it is bound to, also where the operator said how many there should be."""
+    sources = node(modules=LOADED, bound=None if bound is None else "nvidia")
+    if bound is None:
+        sources.links = {}
+    elif bound:
+        sources.links[f"{DEVICES}/{GPUS[1]}/driver"] = f"../../../../bus/pci/drivers/{bound}"
+    else:
+        del sources.links[f"{DEVICES}/{GPUS[1]}/driver"]
+    sources.nvml = Nvml(gpus=(Gpu(index=0, name="A", pci=GPUS[0]),), driver="580.95.05")
+    write_folder(sources, tmp_path / "node")
+    report = diagnose_folder(tmp_path / "node", expect_gpus=expected)
+    check = next(one for one in report.checks if one.check == "gpu-count")
+    found = {one.where: one for one in check.findings}
+    assert len(found) == (1 if expected is None else 2)
+    finding = found[f"GPU at {GPUS[1]}"]
+    assert finding.verdict is verdict
+    assert cause in finding.cause
+    assert (f"bound to {bound or 'none'}" in finding.evidence) is (bound is not None)
+
+
+def test_a_virtual_function_is_no_gpu_of_the_host(tmp_path: Path) -> None:
+    """A host of vGPUs has many on the bus, which its driver hands to virtual machines."""
+    function = "0000:1a:00.4"
+    sources = node(gpus=(*GPUS, function), modules=LOADED, bound="nvidia")
+    sources.links[f"{DEVICES}/{function}/physfn"] = f"../{GPUS[0]}"
+    gpus = tuple(Gpu(index=index, name="A", pci=pci) for index, pci in enumerate(GPUS))
+    sources.nvml = Nvml(gpus=gpus, driver="580.95.05")
+    _, checks = judged(sources, tmp_path)
+    assert checks["gpu-count"].evidence == "2 GPUs on the bus, all known to the driver"
 
 
 def test_gpus_that_nvml_counts_as_none_fail(tmp_path: Path) -> None:

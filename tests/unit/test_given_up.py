@@ -12,7 +12,7 @@ from kvxfer.transport import Transfer
 from kvxfer.transport.host_copy import HostLink
 
 LAYOUT = KVLayout(1, 1, head_dim=8, dtype="float32", block_size=4)
-DRAIN_S = 1.0
+DRAIN_S, GUARD_S = 1.0, 60.0
 
 
 class GivenUp(Transfer):
@@ -45,7 +45,8 @@ def test_a_request_is_aborted_once_what_was_given_up_has_ended(
 
     monkeypatch.setattr(HostLink, "post", give_up)
     memory = [np.zeros(4 * LAYOUT.block_bytes, np.uint8) for _ in range(2)]
-    limits = ReceiveLimits(receive_s=DRAIN_S, drain_s=DRAIN_S)
+    limit_s = GUARD_S if ends_in_time else DRAIN_S
+    limits = ReceiveLimits(receive_s=limit_s, drain_s=limit_s)
     with (
         KVCache(LAYOUT, memory[0]) as target,
         KVCache(LAYOUT, memory[1]) as source,

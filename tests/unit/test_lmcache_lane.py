@@ -1,80 +1,23 @@
 """The order in which a lane commits, waits and takes back; the peer is a stand-in."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from lmcache_stand_in import GivenUp, Peer
+from waiting import GUARD_S, eventually
 
-from kvxfer.connectors.lmcache.lane import Job, Lane
-from kvxfer.connectors.lmcache.wire import Grant
-from kvxfer.errors import ControlTimeout, PeerLost, TransferFailed, TransferTimeout
+from kvxfer.connectors.lmcache.lane import Job, Lane, hold_until_over
+from kvxfer.connectors.lmcache.wire import Grant, Hello
+from kvxfer.errors import (
+    ControlTimeout,
+    InvalidUsage,
+    PeerLost,
+    TransferFailed,
+    TransferTimeout,
+)
 from kvxfer.transport import Op, Tuning
-
-WAIT_S = 10.0
-
-
-class GivenUp:
-    """What a link has given up and cannot end at once."""
-
-    def __init__(self, peer: "Peer", polls_left: int) -> None:
-        self._peer, self._polls_left = peer, polls_left
-
-    def poll(self, timeout_s: float) -> bool:
-        self._peer.calls.append("moves on")
-        self._polls_left -= 1
-        if self._polls_left:
-            return False
-        self._peer.given_up = None
-        raise TransferFailed("it has ended")
-
-
-class Peer:
-    """A peer and its link: notes what is called, and fails where a test says so."""
-
-    connection = "sender"
-
-    def __init__(self) -> None:
-        self.incarnation = "receiver"
-        self.num_met = 0
-        self.calls: list[str] = []
-        self.failing: dict[str, Exception] = {}
-        self.sequence = 0
-        self.polls_left = 0
-        self.given_up: GivenUp | None = None
-        self.link = self.view = self
-        self.addresses, self.num_blocks, self.num_bytes = {(0, 0): 1}, 8, 4096
-        self.actual_path = "nowhere"
-
-    def _note(self, call: str) -> None:
-        self.calls.append(call)
-        if call in self.failing:
-            raise self.failing[call]
-
-    def require_open(self) -> None:
-        """It always is."""
-
-    def post(self, plan: str, op: Op, **_: object) -> "Peer":
-        self._note(f"post {plan}")
-        self.sequence += 1
-        return self
-
-    def poll(self, timeout_s: float) -> bool:
-        self._note(f"poll {self.sequence}")
-        self.polls_left -= 1
-        return self.polls_left < 0
-
-    def commit(self, grant: str, sequence: int) -> None:
-        self._note(f"commit {grant} {sequence}")
-
-    def abort(self, grant: str) -> None:
-        self._note(f"abort {grant}")
-
-    def connect(self, *_: object, **__: object) -> "Peer":
-        self.num_met += 1
-        return self
-
-    def close(self) -> None:
-        self._note("close")
 
 
 @pytest.fixture
@@ -86,19 +29,23 @@ def peer() -> Peer:
 def lane(peer: Peer) -> Iterator[Lane]:
     endpoint: Any = peer
 
-    class Hello:
-        addresses = ()
-
-    greet: Any = Hello
-    with Lane("p", endpoint, greet, tuning=Tuning(), connect_timeout_s=1.0) as made:
+    with Lane("p", endpoint, hello, tuning=Tuning(), connect_timeout_s=1.0) as made:
         yield made
 
 
-def send(lane: Lane, name: str, granted_to: Any = None) -> int:
+def hello() -> Hello:
+    return Hello(addresses={})
+
+
+def begin(lane: Lane, name: str, granted_to: Any = None) -> Job:
     plan: Any = lambda address, pages: name  # noqa: E731
     job = Job(plan, 1, Op.PUT, Grant(id=name, incarnation="receiver"), granted_to)
     lane.submit(job)
-    return job.done.result(WAIT_S)
+    return job
+
+
+def send(lane: Lane, name: str, granted_to: Any = None) -> int:
+    return begin(lane, name, granted_to).done.result(GUARD_S)
 
 
 def test_a_grant_is_committed_while_its_bytes_are_on_their_way(lane: Lane, peer: Peer) -> None:
@@ -166,6 +113,56 @@ def test_a_lane_whose_connection_cannot_be_closed_yet_is_closed_later(
     del peer.failing["close"]
     lane.close()
     assert peer.calls[-2:] == ["close", "close"]
+
+
+def test_a_lane_that_is_retired_unmaps_by_itself_once_nothing_moves(lane: Lane, peer: Peer) -> None:
+    peer.over.clear()
+    job = begin(lane, "g")
+    eventually(lambda: "poll 1" in peer.calls, "nothing is posted")
+    lane.retire()
+    with pytest.raises(InvalidUsage, match="is closed"):
+        send(lane, "h")
+    assert not job.done.done()
+    assert "close" not in peer.calls
+    peer.over.set()
+    assert job.done.result(GUARD_S) == 1
+    eventually(lambda: peer.calls[-1] == "close", "the peer is not unmapped")
+
+
+def test_a_peer_that_is_met_while_its_lane_is_closed_is_unmapped(peer: Peer) -> None:
+    is_greeting, go = threading.Event(), threading.Event()
+
+    def greet() -> Hello:
+        is_greeting.set()
+        assert go.wait(GUARD_S)
+        return hello()
+
+    endpoint: Any = peer
+    lane = Lane("p", endpoint, greet, tuning=Tuning(), connect_timeout_s=1.0)
+    meeting, closing = threading.Thread(target=lane.connect), threading.Thread(target=lane.close)
+    meeting.start()
+    assert is_greeting.wait(GUARD_S)
+    closing.start()
+    closing.join(0.2)  # it must not be over yet
+    go.set()
+    for thread in (meeting, closing):
+        thread.join(GUARD_S)
+    assert (peer.num_met, peer.calls) == (1, ["close"])
+
+
+def test_pages_that_nobody_waits_for_are_held_until_their_job_is_over(
+    lane: Lane, peer: Peer
+) -> None:
+    peer.over.clear()
+    moving, queued = begin(lane, "g"), begin(lane, "h")
+    eventually(lambda: "poll 1" in peer.calls, "nothing is posted")
+    free: list[str] = []
+    hold_until_over(moving.done, lambda: free.append("g"))
+    hold_until_over(queued.done, lambda: free.append("h"))
+    assert free == ["h"]
+    peer.over.set()
+    eventually(lambda: free == ["h", "g"], "pages stay held")
+    eventually(lambda: peer.calls[-1] == "abort h", "a grant is not given back")
 
 
 def test_nothing_is_posted_before_what_failed_is_taken_back(lane: Lane, peer: Peer) -> None:

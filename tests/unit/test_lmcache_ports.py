@@ -1,5 +1,6 @@
 """What is answered on the ports, and that nothing makes them deaf; no LMCache in it."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,9 +15,10 @@ from kvxfer.connectors.lmcache.page_store import Form, PageStore
 from kvxfer.connectors.lmcache.ports import PortServer
 from kvxfer.connectors.lmcache.store_port import Ask, StorePort, StoreRequests, Tell
 from kvxfer.connectors.lmcache.wire import AllocRequest, AllocResponse, Hello, decode, encode
+from kvxfer.control import DeferredReply
 from kvxfer.errors import PeerLost
 
-GUARD_S = 10.0
+GUARD_S = 60.0
 FORM = Form(10, [10], "uint8", 4)
 
 
@@ -129,6 +131,14 @@ def test_what_was_taken_ends_with_who_took_it() -> None:
         store.writers.ended.add("a")
         store.requests.tick(0.0)
         assert store.num_free() == 4
+
+
+def test_who_watches_a_store_hears_that_it_lives() -> None:
+    requests = StoreRequests(PageStore(4), Writers())
+    answer = requests.watch("a")
+    assert isinstance(answer, DeferredReply)
+    requests.tick(time.monotonic() + 60.0)
+    assert not answer.is_open
 
 
 def test_what_is_taken_while_its_connection_ends_is_let_go_of() -> None:

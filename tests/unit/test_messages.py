@@ -56,7 +56,7 @@ ALL = [
     m.ReserveReply(request_id="r", state="refused", reason="stale epoch"),
     m.CommitRequest("r"),
     m.WatchRequest("p-1"),
-    m.FailedRequests([("r", "the engine gave it up")]),
+    m.WatchReply([("r", "the engine gave it up")]),
     m.AbortRequest("r"),
     m.AbortRequest("r", "p-1#2"),
     m.ReserveRequest(request_id="r", num_blocks=1, epoch=0, incarnation="p-1"),

@@ -1,22 +1,27 @@
-"""When the slots of a connection of `nixl` serve the next one; a stand-in for the agent."""
+"""When the slots of a connection of `nixl` serve the next one, or are kept; a stand-in agent."""
 
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from waiting import eventually
+from waiting import GUARD_S, eventually
 
-from kvxfer.errors import PeerLost
+from kvxfer.errors import PeerLost, TransferTimeout
 from kvxfer.memory.buffer import as_buffer
-from kvxfer.transport.board import Board, ProcessSpec
-from kvxfer.transport.nixl import server, wire
+from kvxfer.transport.board import Board
+from kvxfer.transport.nixl import NixlTransport, server, wire
 from kvxfer.transport.nixl.memory import Range
 from kvxfer.transport.nixl.server import Server
+from kvxfer.transport.nixl.slots import ABANDONED
 from kvxfer.transport.nixl.staging import SlotShape
 from kvxfer.transport.nixl.waiting import Mailbox
 from kvxfer.transport.nixl.wire import Kind, Message
+from kvxfer.transport.process import ProcessSpec
 from kvxfer.tuning import Section
 
 
@@ -168,3 +173,57 @@ def test_a_slot_of_the_board_whose_agent_left_is_free(served: Served) -> None:
     served.ask(ONE, Kind.HELLO, Kind.WELCOME, body=body)
     served.leave(ONE)
     served.ask(TWO, Kind.HELLO, Kind.WELCOME, peer="other", body=body)
+
+
+# Copies that do not end.
+
+
+def test_a_server_whose_copies_do_not_end_is_left_with_its_pages(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.enter(ONE)
+    ended = threading.Event()
+    copies = served.server._connections[ONE].staging.copies
+    monkeypatch.setattr(copies, "drain", lambda: ended.wait(GUARD_S))
+    monkeypatch.setattr(server, "_CLOSE_S", 0.05)
+    assert not served.server.close()
+    assert "did not end within" in caplog.text
+    monkeypatch.setattr(server, "_CLOSE_S", GUARD_S)
+    assert not served.server.close()  # of the next region, which does not wait anew
+    assert [one.owner is served.page for one in served.server._kept] == [True]
+    ended.set()
+    eventually(served.server.close, "the server does not end")
+    assert served.server._kept == []
+
+
+def test_an_export_whose_server_does_not_end_gives_nothing_back() -> None:
+    given_back: list[str] = []
+    for has_ended, expected in ((True, ["pages"]), (False, [])):
+        given_back.clear()
+        undo = ExitStack()
+        undo.callback(given_back.append, "pages")
+        stand_in: Any = SimpleNamespace(close=lambda has_ended=has_ended: has_ended)
+        NixlTransport()._withdraw(stand_in, undo)
+        assert given_back == expected
+    assert ABANDONED.pop() == (stand_in, undo)
+
+
+def test_pages_of_copies_that_did_not_end_are_kept(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise TransferTimeout("the kernels of a transfer did not end")
+
+    served.enter(ONE)
+    served.ask(ONE, Kind.BEGIN, Kind.GO, number=1)
+    staging = served.server._connections[ONE].staging
+    with monkeypatch.context() as patch:
+        patch.setattr(staging.copies, "close", fail)
+        served.leave(ONE)
+        eventually(lambda: served.board.has_parted(0), "it is not left")
+    assert served.server.close()
+    kept: Any = ABANDONED.pop()
+    assert kept[0] is staging
+    assert [one.owner is served.page for one in kept[1]] == [True]
+    assert "its slots and pages are kept" in caplog.text
+    staging.close()

@@ -11,7 +11,7 @@ import pytest
 
 from kvxfer import _core
 from kvxfer.errors import NotAvailable, PeerLost
-from kvxfer.transport.board import ProcessSpec
+from kvxfer.transport.process import ProcessSpec
 
 _SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 

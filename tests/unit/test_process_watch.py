@@ -15,7 +15,7 @@ from kvxfer import _core
 from kvxfer.errors import NotAvailable
 from kvxfer.transport.process import ProcessWatch
 
-GUARD_S = 10.0
+GUARD_S = 60.0
 SLEEPS = "import time; print(flush=True); time.sleep(60)"
 # Ends its main thread alone: /proc calls the process a zombie, and another thread runs on.
 HEADLESS = """
@@ -153,4 +153,4 @@ def test_watches_leave_no_descriptor() -> None:
         with ProcessWatch(_core.process_identity()) as watch:
             assert not watch.has_ended
         watch.close()
-    assert num_fds() == before
+    assert num_fds() <= before

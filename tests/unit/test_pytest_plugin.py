@@ -2,13 +2,13 @@
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from imports import modules_after
+from waiting import eventually
 
 from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, VerificationError
 from kvxfer.layout import KVLayout
@@ -155,10 +155,7 @@ def test_a_suite_gets_pairs(suite: Callable[..., Any]) -> None:
     assert [len(line) for line in lines] == [1, 1, 1, 1, 2]  # one child, for all tests
     pids = {int(pid) for line in lines for pid in line}
     assert len(pids) == 2
-    deadline = time.monotonic() + 5.0
-    while not all(map(gone, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert all(map(gone, pids))
+    eventually(lambda: all(map(gone, pids)), "a child outlives its suite")
 
 
 # Benchmarks.

@@ -119,21 +119,24 @@ def test_a_commit_is_believed_only_once_its_bytes_are_visible(book: Book) -> Non
 
 def test_waiting_requests_are_served_in_their_order(book: Book) -> None:
     book.granted("all", "holder", 6)
-    answers = [book.waits("all", name, size) for name, size in (("a", 4), ("b", 1), ("c", 1))]
+    for name, size in (("a", 4), ("b", 1), ("c", 1)):
+        book.waits("all", name, size)
     assert book.pool.num_free == 2
     book.commit("all", "holder")
     book.book.release("holder")
-    assert not any(answer.is_open for answer in answers)
+    assert book.decided("all") == ["a", "b", "c"]
+    assert len(book.granted("all", "a", 4)) == 4
     assert book.pool.num_free == 2
 
 
 def test_a_request_that_gives_up_lets_the_next_pass(book: Book) -> None:
     book.granted("all", "holder", 6)
-    large = book.waits("all", "large", 4)
-    small = book.waits("all", "small", 1)
+    book.waits("all", "large", 4)
+    book.waits("all", "small", 1)
     book.abort("all", "large")
-    assert not large.is_open
-    assert not small.is_open
+    assert book.decided("all") == ["large", "small"]
+    assert "it thought better of it" in book.refused("all", "large", num_blocks=4)
+    assert len(book.granted("all", "small", 1)) == 1
     assert book.pool.num_free == 1
 
 
@@ -213,3 +216,33 @@ def test_a_callback_that_fails_harms_nobody(book: Book, caplog: pytest.LogCaptur
     book.commit("all")
     assert "a fault of the engine" in caplog.text
     book.granted("all", "next")
+
+
+def test_who_waits_hears_once_that_it_need_not(book: Book) -> None:
+    book.granted("one", "holds", NUM_BLOCKS)
+    for who in ("one", "two"):
+        book.waits(who, "r", 2)
+    book.abort("one", "holds")
+    assert book.decided("two") == ["r"]
+    assert book.granted("one") == book.granted("two")
+    assert book.news("two") is None
+
+
+def test_who_does_not_listen_asks_again_soon(book: Book) -> None:
+    book.granted("all", "holds", NUM_BLOCKS)
+    assert book.reserve("all-a", "r", 1).retry_after_s < 0.1
+    assert book.waits("all-a", "r", 1) > 1.0
+    assert book.reserve("all-a", "r", 1).retry_after_s < 0.1
+    book.abort("all", "holds")
+    assert book.news("all-a") is None
+
+
+def test_that_a_request_has_failed_is_all_that_its_writer_hears(book: Book) -> None:
+    book.granted("all", "holds", NUM_BLOCKS)
+    book.waits("all-a", "r", 1)
+    book.abort("all", "holds")  # so r has blocks
+    book.book.give_up("r", "the client went away")
+    news = book.news("all-a")
+    assert news is not None
+    assert news.decided == []
+    assert news.failures == [("r", "the client went away")]

@@ -1,14 +1,31 @@
 """Senders that leave, die, fall silent or are too late: how the book ends their requests."""
 
-import time
-
 import pytest
 from request_books import NUM_BLOCKS, Book, book
 
-from kvxfer.control import Deferred, FailedRequests
+from kvxfer.control import DeferredReply, WatchReply
 from kvxfer.errors import InvalidUsage, PeerLost, TransferFailed
 
 __all__ = ["book"]  # the fixture
+
+
+class Clock:
+    """In place of the time module."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in ("request_book", "silence", "state_machine"):
+        monkeypatch.setattr(f"kvxfer.session.{module}.time", made)
+    monkeypatch.setattr("request_books.time", made)
+    return made
 
 
 def test_a_sender_that_leaves_ends_its_requests(book: Book) -> None:
@@ -72,12 +89,23 @@ def test_a_quarantine_outlasts_the_notice() -> None:
     assert len(book.notices) == 1
 
 
+def test_a_receiver_that_slept_looks_first_who_has_died_meanwhile() -> None:
+    book = Book(receive_s=10.0, drain_s=1.0)
+    book.granted("all")
+    book.tick(11.0)  # it drains
+    book.writers.ended.add("all")
+    book.tick(20.0)
+    assert not book.only_notice().quarantined
+    assert book.pool.num_free == NUM_BLOCKS
+
+
 def test_waiting_ends_too() -> None:
     book = Book(wait_s=1.0)
     book.granted("all", "holder", NUM_BLOCKS)
-    answer = book.waits("all", "r", 1)
+    book.waits("all", "r", 1)
     book.tick(2.0)
-    assert not answer.is_open
+    assert book.decided("all") == ["r"]
+    assert "it was waiting for too long" in book.refused("all", "r", num_blocks=1)
     assert "it was waiting for too long" in book.only_notice().reason
     assert book.only_notice().block_ids == ()
 
@@ -90,7 +118,7 @@ def test_ticks_are_asked_for_as_long_as_something_is_open(book: Book) -> None:
 
 def test_writers_hear_what_was_given_up(book: Book) -> None:
     watch = book.book.watch("one")
-    assert isinstance(watch, Deferred)
+    assert isinstance(watch, DeferredReply)
     book.granted("one", "a")
     book.granted("one", "b")
     book.granted("two", "b")
@@ -99,28 +127,28 @@ def test_writers_hear_what_was_given_up(book: Book) -> None:
     book.abort("two", "b")
     # Nobody waited for that one: it is told to who asks next, and once.
     news = book.book.watch("one")
-    assert isinstance(news, FailedRequests)
+    assert isinstance(news, WatchReply)
     assert [name for name, _ in news.failures] == ["b"]
     assert "it thought better of it" in news.failures[0][1]
-    assert isinstance(book.book.watch("one"), Deferred)
+    assert isinstance(book.book.watch("one"), DeferredReply)
     # Whoever has written all is not told, and nobody hears of others' requests.
-    assert isinstance(book.book.watch("two"), Deferred)
+    assert isinstance(book.book.watch("two"), DeferredReply)
     with pytest.raises(PeerLost):
         book.book.watch("stranger")
 
 
 def test_news_are_kept_for_a_caller_that_asks_again(book: Book) -> None:
     watch = book.book.watch("one")
-    assert isinstance(watch, Deferred)
+    assert isinstance(watch, DeferredReply)
     book.granted("one", "a")
     watch.abandon()
     book.book.give_up("a", "why not")
     news = book.book.watch("one")
-    assert isinstance(news, FailedRequests)
+    assert isinstance(news, WatchReply)
     book.granted("one", "b")
     book.book.give_up("b", "why not")
     book.book.left("one")
-    assert isinstance(book.book.watch("one"), Deferred)
+    assert isinstance(book.book.watch("one"), DeferredReply)
 
 
 def test_a_sender_that_gave_signs_of_life_and_stops_is_lost(book: Book) -> None:
@@ -148,11 +176,11 @@ def test_who_slept_gives_others_their_time_again(book: Book) -> None:
     assert "process has ended" in book.only_notice().reason  # and not that it was silent
 
 
-def test_a_watch_without_news_is_answered_all_the_same(book: Book) -> None:
+def test_a_watch_without_news_is_answered_all_the_same(book: Book, clock: Clock) -> None:
     watch = book.book.watch("one")
-    assert isinstance(watch, Deferred)
-    assert book.book.tick(time.monotonic()) < time.monotonic() + 1.5
+    assert isinstance(watch, DeferredReply)
+    assert book.book.tick(clock.now_s) < clock.now_s + 1.5
     assert watch.is_open
-    time.sleep(1.1)
+    clock.now_s += 1.1
     book.tick()
     assert not watch.is_open

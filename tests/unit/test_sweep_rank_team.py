@@ -18,7 +18,7 @@ from kvxfer.sweep.agent_process import AgentProcess
 from kvxfer.sweep.ranks.team import RankTeam
 
 # Far below the deadline that a call would have to wait for, far above what an end takes.
-LONG_DEADLINE_S, SOON_S = 60.0, 10.0
+LONG_DEADLINE_S, SOON_S = 600.0, 60.0
 NAMES = {0: "source rank 0 of 1", 1: "destination rank 0 of 2", 2: "destination rank 1 of 2"}
 RELEASE = messages.Release()
 
@@ -48,16 +48,17 @@ def pids_of(team: RankTeam) -> list[int]:
 
 @pytest.fixture
 def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankTeam]:
-    """Whose calls wait for a second."""
-    monkeypatch.setattr("kvxfer.sweep.agent.CALL_DEADLINE_S", 1.0)
+    """Whose calls wait for five seconds."""
+    monkeypatch.setattr("kvxfer.sweep.agent.CALL_DEADLINE_S", 5.0)
     with RankTeam(3) as started:
         yield started
 
 
 @pytest.fixture
 def patient_team(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankTeam]:
-    """Whose calls wait for a minute."""
+    """Whose calls wait for minutes, and the ends of processes as long as it takes."""
     monkeypatch.setattr("kvxfer.sweep.agent.CALL_DEADLINE_S", LONG_DEADLINE_S)
+    monkeypatch.setattr("kvxfer.sweep.ranks.team._DEATH_S", SOON_S)
     with RankTeam(3) as started:
         yield started
 
@@ -72,7 +73,8 @@ def test_processes_answer_and_end() -> None:
     assert all(map(gone, pids))
 
 
-def test_an_error_names_the_rank_and_leaves_the_team_usable(team: RankTeam) -> None:
+def test_an_error_names_the_rank_and_leaves_the_team_usable(patient_team: RankTeam) -> None:
+    team = patient_team
     calls: dict[int, msgspec.Struct] = dict.fromkeys(range(3), RELEASE)
     with pytest.raises(InvalidUsage) as error:
         team.call({**calls, 2: messages.Fill(seed=1)}, NAMES)
@@ -170,7 +172,7 @@ def test_where_none_died_who_failed_is_named(
 def test_a_silent_rank_is_named_at_the_deadline(team: RankTeam) -> None:
     pids = pids_of(team)
     stop(pids[2])
-    with pytest.raises(ControlTimeout, match=r"destination rank 1 of 2: Release to .* after 1 s"):
+    with pytest.raises(ControlTimeout, match=r"destination rank 1 of 2: Release to .* after 5 s"):
         team.call(dict.fromkeys(range(3), RELEASE), NAMES)
     team.release(range(3), NAMES)
     start = time.monotonic()
@@ -180,7 +182,8 @@ def test_a_silent_rank_is_named_at_the_deadline(team: RankTeam) -> None:
 
 
 def call_and_release(team: RankTeam) -> None:
-    """What a rig does, whatever comes."""
+    """What a rig does, whatever comes; here it is Ctrl-C."""
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         team.call(dict.fromkeys(range(3), RELEASE), NAMES)
     finally:
@@ -190,8 +193,6 @@ def call_and_release(team: RankTeam) -> None:
 def test_ctrl_c_amid_a_call_ends_all(patient_team: RankTeam) -> None:
     pids = pids_of(patient_team)
     stop(pids[1])
-    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         call_and_release(patient_team)

@@ -13,8 +13,8 @@ from kvxfer.transport import (
     Availability,
     Board,
     Capabilities,
-    Offers,
     Transport,
+    TransportOffers,
     Transports,
     candidates,
     choose,
@@ -74,8 +74,8 @@ def transports(asked: str | Transport = "auto", *, strict: bool = False) -> Tran
     )
 
 
-def here(**options: Any) -> Offers:
-    return Offers(transports(**options), is_here=True, peer=PEER)
+def here(**options: Any) -> TransportOffers:
+    return TransportOffers(transports(**options), is_here=True, peer=PEER)
 
 
 def own_board() -> bytes:
@@ -119,13 +119,13 @@ def test_what_is_asked_for_by_name_is_all_there_is(missing: list[str]) -> None:
         transports("teleport")
     own = fake("mine", MemoryKind.HOST, True, ())()
     assert transports(own).first is own
-    assert Offers(transports(own), is_here=False, peer=PEER).names == ["mine"]
+    assert TransportOffers(transports(own), is_here=False, peer=PEER).names == ["mine"]
 
 
 @pytest.mark.usefixtures("missing")
 def test_another_host_is_offered_what_crosses_hosts() -> None:
     assert here().names == ["shm", "nixl", "ucx"]
-    assert Offers(transports(), is_here=False, peer=PEER).names == ["nixl", "ucx"]
+    assert TransportOffers(transports(), is_here=False, peer=PEER).names == ["nixl", "ucx"]
 
 
 @pytest.mark.usefixtures("missing")
@@ -158,7 +158,7 @@ def test_the_only_one_fails_with_its_own_error() -> None:
 def test_a_fall_from_mapped_memory_is_an_error_where_strict() -> None:
     with pytest.raises(VerificationError, match="access denied"):
         here(strict=True).drop("shm", NotAvailable("access denied"))
-    far = Offers(transports(strict=True), is_here=False, peer=PEER)
+    far = TransportOffers(transports(strict=True), is_here=False, peer=PEER)
     far.drop("ucx", NotAvailable("no route"))  # from one network to another
     assert far.names == ["nixl"]
 
@@ -176,13 +176,13 @@ def test_a_fall_from_mapped_memory_is_an_error_where_strict() -> None:
 def test_a_network_within_a_host_is_told_once(
     caplog: pytest.LogCaptureFixture, name: str, is_here: bool, text: str
 ) -> None:
-    offers = Offers(transports(), is_here=is_here, peer=PEER)
+    offers = TransportOffers(transports(), is_here=is_here, peer=PEER)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             offers.took(name, f"{name} path", own_board())
     assert len(caplog.messages) == bool(text)
     assert all(text in told for told in caplog.messages)
-    strict = Offers(transports(strict=True), is_here=is_here, peer=PEER)
+    strict = TransportOffers(transports(strict=True), is_here=is_here, peer=PEER)
     if text:
         with pytest.raises(VerificationError, match=text):
             strict.took(name, f"{name} path", own_board())
@@ -195,7 +195,9 @@ def test_a_network_to_another_host_and_one_that_was_asked_for_are_not_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        Offers(transports(strict=True), is_here=False, peer=PEER).took("ucx", "ucx rc", b"far")
+        TransportOffers(transports(strict=True), is_here=False, peer=PEER).took(
+            "ucx", "ucx rc", b"far"
+        )
         here(asked="ucx", strict=True).took("ucx", "ucx tcp/lo", own_board())
     assert caplog.messages == []
 

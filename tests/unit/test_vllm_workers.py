@@ -206,7 +206,7 @@ def test_a_decoder_without_a_prefill_fails_in_time() -> None:
 def test_a_decoder_that_was_silent_for_too_long_does_not_wait_for_who_gave_it_up(
     decode: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = partial(worker_side.SendLimits, silent_s=0.3, connect_s=0.3)
+    limits = partial(worker_side.SendLimits, silent_s=3.0, connect_s=5.0, num_attempts=1)
     monkeypatch.setattr(worker_side, "SendLimits", limits)
     prefill = FakeEngine("send")
     try:

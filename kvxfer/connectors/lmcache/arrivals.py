@@ -24,12 +24,13 @@ from kvxfer.connectors.lmcache.wire import AllocRequest, AllocResponse, CancelNo
 from kvxfer.control import (
     AbortRequest,
     CommitRequest,
-    Deferred,
-    FailedRequests,
+    DeferredReply,
     ReserveReply,
     ReserveRequest,
+    WatchReply,
 )
 from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, PeerLost
+from kvxfer.session.news import News
 from kvxfer.session.requests import Writers
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 _ORPHAN_S = 60.0
 _CHECK_S = 1.0
 _MAX_UNTOLD = 4096  # of an engine whose scheduler does not ask
+_MAX_WAITING = 4096  # who asks behind them gets pages at once or none
 
 
 class Arrivals:
@@ -60,13 +62,14 @@ class Arrivals:
         self._waiting: list[Waiting] = []
         self._over: deque[tuple[str, bool]] = deque(maxlen=_MAX_UNTOLD)
         self._lapsed: deque[tuple[str, str]] = deque(maxlen=_MAX_UNTOLD)  # owners
+        self._news = News()
         self._ids = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count(1))
         self._lock = threading.RLock()
 
     def of(self, writers: Writers) -> "Arrivals":
         """Itself, as what answers the endpoint that ``writers`` is."""
         self._writers = writers
-        self._incarnation = writers.incarnation  # type: ignore[attr-defined]
+        self._incarnation = writers.incarnation
         return self
 
     @property
@@ -74,18 +77,15 @@ class Arrivals:
         """Whether :meth:`serve_waiting` may have something to do soon."""
         return bool(self._waiting)
 
-    @property
-    def num_granted(self) -> int:
-        """Pages that a sender may be writing."""
-        with self._lock:
-            return sum(len(one.pages) for one in self._granted.values())
-
     # What senders ask on LMCache's alloc port.
 
     def ask(
         self, sender: str, message: AllocRequest, reply: Callable[[AllocResponse], None]
     ) -> None:
-        """Answer now, or once there are pages; of a request all pages are promised at once."""
+        """Answer now, or once there are pages; of a request all pages are promised at once.
+
+        Behind too many who wait, nobody waits.
+        """
         with self._lock:
             self._waiting.append(Waiting(sender, message, reply, self._limit_s(message)))
             self.serve_waiting()
@@ -169,12 +169,13 @@ class Arrivals:
             tuple(request for request, has_all in over if not has_all),
         )
 
-    def watch(self, connection: str) -> FailedRequests | Deferred:
-        """Never anything: a grant is given up by its sender alone."""
-        return Deferred()
+    def watch(self, connection: str) -> WatchReply | DeferredReply:
+        """Never a failure, as a grant is given up by its sender alone: signs of life."""
+        return self._news.watch(connection, time.monotonic())
 
     def left(self, connection: str) -> None:
         """Every store of the connection is over."""
+        self._news.forget(connection)
         with self._lock:
             self.publish_arrived()
             self._end_all(connection)
@@ -185,17 +186,20 @@ class Arrivals:
             self.left(connection)
 
     def tick(self, now_s: float) -> float:
-        """Look for senders that have died."""
+        """Look for senders that have died, and tell who watches that this side lives."""
+        self._news.tell(now_s)
         with self._lock:
             for connection in {one.connection for one in self._requests.values()} - {""}:
                 if self._is_dead(connection, now_s):
                     self.left(connection)  # after a look at what has arrived
-        return now_s + _CHECK_S
+        return min(now_s + _CHECK_S, self._news.next_s)
 
     # Inside the lock.
 
     def _limit_s(self, message: AllocRequest) -> float:
         """How long a batch may wait: pages that its sender does not expect any more stay its."""
+        if len(self._waiting) >= _MAX_WAITING:
+            return 0.0
         asker_s = 0.0 if message.kvxfer is None else message.kvxfer.wait_s
         return min(self._wait_s, asker_s or self._wait_s)
 
@@ -213,8 +217,7 @@ class Arrivals:
         self._settle(owner)
 
     def _answer(self, one: Waiting, now_s: float) -> AllocResponse | None:
-        """What is answered; None as long as there are no pages. It never raises, for the sake of
-        those who ask behind it."""
+        """What is answered, None while there are no pages; no error, for those who ask behind."""
         try:
             return self._try(one, now_s)
         except Exception as error:
@@ -247,8 +250,9 @@ class Arrivals:
                 if now_s < one.asked_s + one.limit_s:
                     return None
                 raise NotAvailable(
-                    f"no {wanted} pages were free within {one.limit_s} s; raise pd_buffer_size at "
-                    "the receiver, or kvxfer.alloc_timeout_s on both sides"
+                    f"no {wanted} pages were free within {one.limit_s} s, with "
+                    f"{len(self._waiting) - 1} others waiting; raise pd_buffer_size at the "
+                    "receiver, or kvxfer.alloc_timeout_s on both sides"
                 )
             request = self._admit(one, wanted)
         elif len(message.keys) > request.promised:
@@ -261,13 +265,11 @@ class Arrivals:
 
     def _have(self, wanted: int, now_s: float) -> bool:
         """Whether that many pages are neither taken nor promised, if need be after a clean-up."""
-        while self._shelf.num_free() - self._num_promised() < wanted:
+        requests = self._requests
+        while self._shelf.num_free() - sum(one.promised for one in requests.values()) < wanted:
             if not (self._drop_idle(now_s) or self._shelf.drop_unread(self._lease_s)):
                 return False
         return True
-
-    def _num_promised(self) -> int:
-        return sum(one.promised for one in self._requests.values())
 
     def _drop_idle(self, now_s: float) -> bool:
         """Give up a request that has not taken up its promise in time; False if none."""
@@ -283,8 +285,7 @@ class Arrivals:
         message = one.message
         connection = "" if message.kvxfer is None else message.kvxfer.connection
         owner = owner_of(one.sender, message)
-        request = self._requests[owner] = Request(owner, connection, wanted)
-        return request
+        return self._requests.setdefault(owner, Request(owner, connection, wanted))
 
     def _grant(self, request: Request, message: AllocRequest) -> AllocResponse:
         pages, already = self._take(request, message)

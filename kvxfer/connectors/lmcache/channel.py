@@ -8,15 +8,14 @@ anew. Every other peer is served by LMCache's own channel.
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
 from lmcache.v1.transfer_channel.abstract import BaseTransferChannel
 from lmcache.v1.transfer_channel.transfer_utils import SideMsg
 
-from kvxfer.connectors.lmcache.lane import Counts, Job
+from kvxfer.connectors.lmcache.lane import Counts, Job, hold_until_over
 from kvxfer.connectors.lmcache.peers import Peers
 from kvxfer.connectors.lmcache.pool import PagePool, pages_of
 from kvxfer.connectors.lmcache.setting import current
@@ -211,13 +210,10 @@ class KvxferChannel(BaseTransferChannel):  # type: ignore[misc]
 
     def _wait(self, done: "Future[int]", objects: Sequence[Any]) -> int:
         limit_s = self._setting.options.write_timeout_s
-        try:
-            return done.result(limit_s)
-        except FutureTimeout as error:
-            if done.done():
-                raise  # the lane's own
+        if not wait([done], limit_s).done:
             _hold(done, objects)
-            raise _late(objects, limit_s) from error
+            raise _late(objects, limit_s)
+        return done.result()
 
     async def _await(self, done: "Future[int]", objects: Sequence[Any]) -> int:
         limit_s = self._setting.options.write_timeout_s
@@ -236,16 +232,14 @@ class KvxferChannel(BaseTransferChannel):  # type: ignore[misc]
 
 def _hold(done: "Future[int]", objects: Sequence[Any]) -> None:
     """Keep the pages of a batch that nobody waits for until nobody moves them any more."""
-    if done.cancel():
-        return
     for one in objects:
         one.ref_count_up()
 
-    def let_go(_: object) -> None:
+    def let_go() -> None:
         for one in objects:
             one.ref_count_down()
 
-    done.add_done_callback(let_go)
+    hold_until_over(done, let_go)
 
 
 def _late(objects: Sequence[Any], limit_s: float) -> TransferTimeout:

@@ -4,7 +4,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,17 +13,14 @@ from numpy.typing import NDArray
 from kvxfer.closing import Closing
 from kvxfer.connectors.lmcache.page_store import Entry, Form, PageStore
 from kvxfer.connectors.lmcache.pool import PagePool
+from kvxfer.connectors.lmcache.serving import LOOPBACK, serve
 from kvxfer.connectors.lmcache.store_port import FarStore, StorePort, StoreRequests
 from kvxfer.connectors.lmcache.wire import Hello
-from kvxfer.control import SharedKey
-from kvxfer.control.addresses import is_loopback, resolve_host
 from kvxfer.errors import InvalidUsage, KvxferError
 from kvxfer.memory import shared_empty
-from kvxfer.session import Endpoint
 from kvxfer.session.requests import Writers
 
 _log = logging.getLogger(__name__)
-_LOOPBACK = "127.0.0.1"
 _PINNED = "pin"
 Bytes: TypeAlias = NDArray[np.uint8]
 Copies: TypeAlias = Literal["local", "peers"]
@@ -40,8 +37,11 @@ class ChunkStore(Closing):
         listen: str = "",
         peers: Sequence[str] = (),
         copies: Copies = "local",
-        key: SharedKey | None = None,
+        key_file: str | None = None,
+        transport: str = "auto",
+        num_threads: int | None = None,
         timeout_s: float = 10.0,
+        move_timeout_s: float = 60.0,
         on_drop: Callable[[str], None] | None = None,
     ) -> None:
         """Hold as many chunks as fit.
@@ -52,17 +52,22 @@ class ChunkStore(Closing):
             listen: ``host:port`` where other stores come; empty where none do.
             peers: where other stores listen.
             copies: ``peers``: what is put here is written to one of them too.
-            key: that all of them hold.
+            key_file: the key that all of them hold; without one, whoever reaches the port is let
+                in.
+            transport: see `kvxfer.Endpoint`.
+            num_threads: threads of copies; None = the measured best.
             timeout_s: limit of each question to a peer.
+            move_timeout_s: limit of each copy to or from a peer.
             on_drop: is told of every chunk that gave way.
 
         Raises:
-            InvalidUsage: no chunk fits, or an unusable host.
-            NotAvailable: the port is taken.
+            InvalidUsage: no chunk fits, or an unusable host, transport or key file.
+            NotAvailable: the port is taken, or the transport does not work here.
         """
         num_pages = num_bytes // page_bytes
         if not num_pages:
             raise InvalidUsage(f"a store of {num_bytes} bytes holds no chunk of {page_bytes}")
+        # What lets go of a page has this store: where a copy is late, the memory outlives a close.
         self._memory: Bytes = shared_empty((num_pages, page_bytes))
         self._pages = PageStore(num_pages, on_drop)
         self._copies = copies
@@ -70,18 +75,18 @@ class ChunkStore(Closing):
         self._pool = PagePool(
             self._memory.ctypes.data, self._memory.nbytes, page_bytes, is_device=False
         )
-        host = listen.rpartition(":")[0] or _LOOPBACK
         holders: list[StoreRequests] = []
 
         def requests(writers: Writers) -> StoreRequests:
             holders.append(StoreRequests(self._pages, writers))
             return holders[-1]
 
-        self._endpoint = Endpoint(
-            self._pool.cache,
-            bind_host=host,
-            key=key,
-            insecure=key is None and not is_loopback(resolve_host(host)),
+        self._endpoint = serve(
+            self._pool,
+            listen.rpartition(":")[0] or LOOPBACK,
+            key_file=key_file,
+            transport=transport,
+            num_threads=num_threads,
             requests=requests,
         )
         own = Hello(addresses=self._endpoint.addresses)
@@ -93,7 +98,9 @@ class ChunkStore(Closing):
                 self._endpoint.close()
                 self._pool.close()
                 raise
-        self._far = [FarStore(one, self._endpoint, self._pool, timeout_s) for one in peers]
+        self._far = [
+            FarStore(one, self._endpoint, self._pool, timeout_s, move_timeout_s) for one in peers
+        ]
 
     def __contains__(self, name: str) -> bool:
         return name in self._pages
@@ -135,15 +142,15 @@ class ChunkStore(Closing):
         page = self._pages.begin(name, form, writer) if self._far else None
         if page is None:
             return False
-        try:
+        with ExitStack() as held:
+            held.callback(lambda: self._pages.finish(name, writer, is_filled=False))
             self._memory[page, : form.num_bytes] = data
             far = self._far_of(name)
-            return far.put([(name, page, form)]) == 1 or far.has([name])[0]
-        except KvxferError as error:
-            _log.warning("a chunk is not stored at a peer: %s", error)
-            return False
-        finally:
-            self._pages.finish(name, writer, is_filled=False)
+            try:
+                return far.put([(name, page, form)], held) == 1 or far.has([name])[0]
+            except KvxferError as error:
+                _log.warning("a chunk is not stored at a peer: %s", error)
+        return False
 
     def is_near(self, name: str) -> bool:
         """Whether a chunk is here, read from a peer if need be."""
@@ -222,24 +229,31 @@ class ChunkStore(Closing):
         entry = self._pages.hold(name, reader)
         if entry is None:
             return
-        try:
-            far.put([(name, entry.page, entry.form)])
-        except KvxferError as error:
-            _log.warning("a chunk is stored here alone: %s", error)
-        finally:
-            self._pages.let_go(name, reader)
+        with ExitStack() as held:
+            held.callback(lambda: self._pages.let_go(name, reader))
+            try:
+                far.put([(name, entry.page, entry.form)], held)
+            except KvxferError as error:
+                _log.warning("a chunk is stored here alone: %s", error)
 
     def _fetch(self, far: FarStore, names: Sequence[str]) -> set[str]:
         """Read what a peer has of these and is not here; returns what came."""
         writer = next(self._names)
         came: set[str] = set()
-        try:
-            came.update(far.fetch(names, lambda key, form: self._pages.begin(key, form, writer)))
-        except KvxferError as error:
-            _log.warning("chunks are not fetched: %s", error)
-        finally:
+
+        def take(name: str, form: Form) -> int | None:
+            return self._pages.begin(name, form, writer)
+
+        def end() -> None:
             for name in names:
                 self._pages.finish(name, writer, is_filled=name in came)
+
+        with ExitStack() as held:
+            held.callback(end)
+            try:
+                came.update(far.fetch(names, take, held))
+            except KvxferError as error:
+                _log.warning("chunks are not fetched: %s", error)
         return came
 
     def _has(self, far: FarStore, name: str) -> bool:

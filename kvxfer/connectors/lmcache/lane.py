@@ -123,13 +123,19 @@ class Lane(Closing):
 
     def holds(self, peer: Peer) -> bool:
         """Whether ``peer`` is the connection still: what follows it may have its name."""
-        return peer is self._peer
+        return peer is self._peer and peer is not self._stale
 
     @property
     def is_open(self) -> bool:
         """Whether the peer that was met last is there, as far as is known here."""
         peer = self._peer
         return peer is not None and _is_open(peer)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a peer was met and has ended; not where it is being met."""
+        peer = self._peer
+        return peer is not None and not _is_open(peer)
 
     def submit(self, job: Job) -> None:
         """Start a batch behind those that were submitted before.
@@ -142,12 +148,16 @@ class Lane(Closing):
                 raise InvalidUsage(f"the channel to {self._name} is closed")
             self._jobs.put(job)
 
-    def close(self) -> None:
-        """Refuse what has not begun, wait for what has, and unmap; may be called more than once."""
+    def retire(self) -> None:
+        """Refuse what has not begun; the lane's thread unmaps once the rest has ended."""
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True
                 self._jobs.put(None)
+
+    def close(self) -> None:
+        """:meth:`retire`, and wait until nothing is mapped; may be called more than once."""
+        self.retire()
         self._thread.join(_JOIN_S)
         if self._thread.is_alive():
             _log.error(
@@ -156,9 +166,15 @@ class Lane(Closing):
                 _JOIN_S,
             )
             return
-        if self._peer is not None:
+        self._unmap()
+
+    def _unmap(self) -> None:
+        with self._peer_lock:  # who is meeting the peer meanwhile still stores it
+            if self._peer is None:
+                return
             try:
                 self._peer.close()
+                self._peer = None
             except TransferTimeout as error:
                 _log.error(
                     "the lane to %s is not closed; its memory must stay: %s", self._name, error
@@ -174,6 +190,7 @@ class Lane(Closing):
             except Exception as error:
                 self.counts.failures += 1
                 job.done.set_exception(error)
+        self._unmap()
 
     def _move(self, job: Job) -> int:
         if self._is_closed:
@@ -201,8 +218,9 @@ class Lane(Closing):
             if job.grant is not None and job.grant.id:
                 peer.commit(job.grant.id, transfer.sequence)
         finally:
+            # Without a limit, which is its callers': only its end says that the pages are free.
             while not transfer.poll(_SLICE_S):
-                pass  # until it has ended, one way or the other: only then are the pages free
+                pass
 
     def _take_back(self, peer: Peer) -> None:
         """Abort what was to be aborted before: of what was committed and did not arrive, the next
@@ -240,6 +258,12 @@ class Lane(Closing):
             self._owed.append(job.grant.id)
             _log.info("grant %s of %s is not aborted yet: %s", job.grant.id, self._name, error)
             _log.debug("it was given up because %s", reason)
+
+
+def hold_until_over(done: "Future[int]", let_go: Callable[[], object]) -> None:
+    """Call ``let_go`` once nobody moves the pages of a job that nobody waits for any more."""
+    done.cancel()  # what has not begun
+    done.add_done_callback(lambda _: let_go())
 
 
 def _await_end(peer: Peer) -> None:

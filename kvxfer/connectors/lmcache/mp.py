@@ -45,6 +45,7 @@ class L2Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     listen: str = ""
     peers: tuple[str, ...] = ()
     copies: Literal["local", "peers", "moved"] = "local"
+    key_file: str | None = None
 
 
 class KvxferL2(L2AdapterInterface):  # type: ignore[misc]
@@ -71,6 +72,7 @@ class KvxferL2(L2AdapterInterface):  # type: ignore[misc]
             listen=given.listen,
             peers=given.peers,
             copies="local" if given.copies == "moved" else given.copies,
+            key_file=given.key_file,
             on_drop=self._dropped,
         )
         self._moves = given.copies == "moved"

@@ -26,8 +26,8 @@ from kvxfer.connectors.lmcache.greeting import calling
 from kvxfer.connectors.lmcache.lane import Job, Lane
 from kvxfer.connectors.lmcache.pool import PagePool
 from kvxfer.connectors.lmcache.ports import PortServer
+from kvxfer.connectors.lmcache.serving import serve
 from kvxfer.connectors.lmcache.wire import Hello, decode, encode
-from kvxfer.control.addresses import is_loopback, resolve_host
 from kvxfer.errors import InvalidUsage, ProtocolMismatch
 from kvxfer.layout import CopyBox, CopyPlan
 from kvxfer.session import Endpoint
@@ -57,15 +57,7 @@ class KvxferContext(TransferChannelContext):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._pool = PagePool(memory.ptr, self._size, page_bytes, is_device=False)
         host, advertised = (url.rpartition(":")[0] for url in (listen_url, advertise_url))
-        is_open = not is_loopback(resolve_host(host))
-        if is_open:
-            _log.warning("whoever reaches %s may read and write this L1 memory", listen_url)
-        self._endpoint = Endpoint(
-            self._pool.cache,
-            bind_host=host,
-            advertise_host=advertised if is_open else None,
-            insecure=is_open,
-        )
+        self._endpoint = serve(self._pool, host, advertise_host=advertised)
         self._server = _Server(listen_url, Hello(addresses=self._endpoint.addresses))
 
     def get_transfer_channel_server(self) -> TransferChannelServer:

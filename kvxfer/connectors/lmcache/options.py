@@ -1,13 +1,11 @@
 """The connector's settings: keys that begin with ``kvxfer.`` in LMCache's ``extra_config``."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from kvxfer.control import SharedKey
 from kvxfer.errors import InvalidUsage
 
 PREFIX = "kvxfer."
@@ -15,17 +13,19 @@ Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86400)]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the channel moves pages; everything else is said by LMCache's own keys.
+    """How the channel and the storage plug-in move pages; the rest is said by LMCache's own keys.
 
     Attributes:
-        transport: a name of `kvxfer.available_transports`, or ``auto``.
+        transport: a name of `kvxfer.available_transports`, or ``auto``. The storage plug-in's pool
+            is host memory, whatever the channel's is.
         num_threads: threads of copies on hosts; None = the measured best.
-        num_sms: SMs of a copy on GPUs; 0 = the measured best.
+        num_sms: SMs of the channel's copies on GPUs; 0 = the measured best.
         key_file: the key that both sides hold. Without one, whoever reaches the ports is let in,
             as with LMCache's own channel.
         peers: ``any``: a peer without kvxfer is served by LMCache's own channel, which takes NIXL
             on this side. ``kvxfer``: every peer has kvxfer, and NIXL is not touched.
-        connect_timeout_s: how long a first contact, or the next one after a loss, may take.
+        connect_timeout_s: how long a first contact, or the next one after a loss, may take, and a
+            question to another engine's store.
         write_timeout_s: how long a batch of pages may take.
         alloc_timeout_s: how long a receiver may leave a sender without pages. LMCache's
             ``pd_allocation_timeout_sec`` holds too, where it is shorter.
@@ -53,14 +53,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     storage_listen: tuple[str, ...] = ()
     storage_peers: tuple[tuple[str, ...], ...] = ()
     storage_copies: Literal["local", "peers"] = "local"
-
-    def key(self) -> SharedKey | None:
-        """The key in ``key_file``.
-
-        Raises:
-            InvalidUsage: the file holds none, or others can read it.
-        """
-        return None if self.key_file is None else SharedKey.read(Path(self.key_file))
 
 
 def read_options(extra: Mapping[str, object] | None) -> Options:

@@ -1,6 +1,5 @@
 """Whom a channel has met: peers with kvxfer over an endpoint, all others over LMCache's channel."""
 
-import logging
 import threading
 from functools import partial
 from typing import Any
@@ -11,16 +10,12 @@ from kvxfer.connectors.lmcache.greeting import ask_side, greet
 from kvxfer.connectors.lmcache.init_port import InitPort
 from kvxfer.connectors.lmcache.lane import Counts, Lane
 from kvxfer.connectors.lmcache.pool import PagePool
+from kvxfer.connectors.lmcache.serving import LOOPBACK, serve
 from kvxfer.connectors.lmcache.setting import Setting
 from kvxfer.connectors.lmcache.stock import StockChannel
 from kvxfer.connectors.lmcache.wire import Hello
-from kvxfer.control.addresses import is_loopback, resolve_host
 from kvxfer.errors import InvalidUsage
-from kvxfer.session import Endpoint
 from kvxfer.transport import Tuning
-
-_log = logging.getLogger(__name__)
-_LOOPBACK = "127.0.0.1"
 
 
 class _WithoutKvxfer(Exception):
@@ -46,6 +41,7 @@ class Peers(Closing):
         self.stock = stock
         self._setting = setting
         self._lanes: dict[str, Lane] = {}
+        self._retired: list[Lane] = []  # to peers that have ended
         self._urls: dict[str, str] = {}
         self._without: set[str] = set()
         self._callers: dict[str, Hello] = {}  # who wants to be written to under its local_id
@@ -54,7 +50,14 @@ class Peers(Closing):
         if init_url is not None:
             self._init_port = InitPort(init_url, self._was_met, lambda: self.stock)
         try:
-            self._endpoint = _endpoint(setting, pool, init_url)
+            self._endpoint = serve(
+                pool,
+                LOOPBACK if init_url is None else init_url.rpartition(":")[0],
+                key_file=setting.options.key_file,
+                transport=setting.options.transport,
+                num_threads=setting.options.num_threads,
+                requests=setting.requests,
+            )
         except BaseException:
             if self._init_port is not None:
                 self._init_port.close()
@@ -112,21 +115,25 @@ class Peers(Closing):
 
     def can_reach(self, peer_id: str) -> bool:
         """Whether a write to that peer may succeed, as far as is known here."""
-        if peer_id in self._lanes:
-            return self._lanes[peer_id].is_open
+        lane = self._lanes.get(peer_id)
+        if lane is not None:
+            return lane.is_open
         if peer_id in self._callers:
             return True
         return bool(self.stock.is_made and self.stock.channel.remote_xfer_handler_exists(peer_id))
 
     def counts(self) -> dict[str, Counts]:
         """What went to each peer with kvxfer."""
-        return {name: lane.counts for name, lane in self._lanes.items()}
+        with self._lock:
+            return {name: lane.counts for name, lane in self._lanes.items()}
 
     def close(self) -> None:
         """End what is in flight, unmap peers and free the port; may be called more than once."""
         if self._init_port is not None:
             self._init_port.close()
-        for lane in list(self._lanes.values()):
+        with self._lock:
+            lanes = [*self._lanes.values(), *self._retired]
+        for lane in lanes:
             lane.close()
         self._endpoint.close()
         self.stock.close()
@@ -161,31 +168,11 @@ class Peers(Closing):
 
     def _was_met(self, hello: Hello) -> Hello:
         if hello.local_id:
-            self._callers[hello.local_id] = hello
-            lane = self._lanes.get(hello.local_id)
-            if lane is not None and not lane.is_open:
-                # Who asks is the successor of whom that lane went to.
-                del self._lanes[hello.local_id]
-                lane.close()
+            with self._lock:
+                self._callers[hello.local_id] = hello
+                lane = self._lanes.get(hello.local_id)
+                if lane is not None and lane.has_lost:
+                    # Who asks is the successor of whom that lane went to.
+                    self._retired.append(self._lanes.pop(hello.local_id))
+                    lane.retire()
         return Hello(addresses=self._endpoint.addresses, facts=self._setting.facts())
-
-
-def _endpoint(setting: Setting, pool: PagePool, init_url: str | None) -> Endpoint:
-    host = _LOOPBACK if init_url is None else init_url.rpartition(":")[0]
-    key = setting.options.key()
-    is_open = key is None and not is_loopback(resolve_host(host))
-    if is_open:
-        _log.warning(
-            "whoever reaches %s may write to this pool, as with LMCache's own channel; set "
-            "kvxfer.key_file in extra_config on both sides",
-            host,
-        )
-    return Endpoint(
-        pool.cache,
-        transport=setting.options.transport,
-        num_threads=setting.options.num_threads,
-        bind_host=host,
-        key=key,
-        insecure=is_open,
-        requests=setting.requests,
-    )

@@ -51,8 +51,11 @@ class KvxferBackend(StoragePluginInterface):  # type: ignore[misc]
             listen=options.storage_listen[rank] if options.storage_listen else "",
             peers=[peer[rank] for peer in options.storage_peers],
             copies=options.storage_copies,
-            key=options.key(),
+            key_file=options.key_file,
+            transport=options.transport,
+            num_threads=options.num_threads,
             timeout_s=options.connect_timeout_s,
+            move_timeout_s=options.write_timeout_s,
         )
         self._putting: set[CacheEngineKey] = set()
         self._lock = threading.Lock()

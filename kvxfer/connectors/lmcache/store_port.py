@@ -4,14 +4,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from kvxfer.connectors.lmcache.greeting import calling
-from kvxfer.connectors.lmcache.lane import Job, Lane
+from kvxfer.connectors.lmcache.lane import Job, Lane, hold_until_over
 from kvxfer.connectors.lmcache.page_store import Form, PageStore
 from kvxfer.connectors.lmcache.pool import PagePool, Pages
 from kvxfer.connectors.lmcache.ports import PortServer
@@ -19,13 +20,21 @@ from kvxfer.connectors.lmcache.wire import MAX_KEYS, Hello, decode, encode
 from kvxfer.control import (
     AbortRequest,
     CommitRequest,
-    Deferred,
-    FailedRequests,
+    DeferredReply,
     ReserveReply,
     ReserveRequest,
+    WatchReply,
 )
-from kvxfer.errors import ControlTimeout, InvalidUsage, KvxferError, PeerLost, ProtocolMismatch
+from kvxfer.errors import (
+    ControlTimeout,
+    InvalidUsage,
+    KvxferError,
+    PeerLost,
+    ProtocolMismatch,
+    TransferTimeout,
+)
 from kvxfer.session import Endpoint, Peer
+from kvxfer.session.news import News
 from kvxfer.session.requests import Writers
 from kvxfer.transport import Op, Tuning
 
@@ -137,6 +146,7 @@ class StoreRequests:
         """Of the endpoint that ``writers`` is."""
         self._store, self._writers = store, writers
         self._holders: set[str] = set()  # who may hold something
+        self._news = News()
         # Held while somebody takes something and while it is let go of: nobody takes after its end.
         self._lock = threading.Lock()
 
@@ -167,12 +177,13 @@ class StoreRequests:
     def abort(self, request: AbortRequest) -> None:
         """Nothing was granted here."""
 
-    def watch(self, connection: str) -> FailedRequests | Deferred:
-        """Never anything."""
-        return Deferred()
+    def watch(self, connection: str) -> WatchReply | DeferredReply:
+        """Never a failure, as nothing is granted here: signs of life."""
+        return self._news.watch(connection, time.monotonic())
 
     def left(self, connection: str) -> None:
         """It reads and writes no more."""
+        self._news.forget(connection)
         with self._lock:
             # It stays a holder until its end is seen: a question of it may be under way.
             self._store.forget(connection)
@@ -181,55 +192,72 @@ class StoreRequests:
         """Its control connection has ended; it may read and write on."""
 
     def tick(self, now_s: float) -> float:
-        """Look who has ended."""
+        """Look who has ended, and tell who watches that this side lives."""
+        self._news.tell(now_s)
         for connection in list(self._holders):
             with self._lock:
                 if self._writers.has_ended(connection):
                     self._holders.discard(connection)
                     self._store.forget(connection)
-        return now_s + _CHECK_S
+        return min(now_s + _CHECK_S, self._news.next_s)
 
 
 class FarStore:
-    """Another engine's store. Thread-safe; every call is bounded."""
+    """Another engine's store. Thread-safe; every call is bounded.
 
-    def __init__(self, url: str, endpoint: Endpoint, pool: PagePool, timeout_s: float) -> None:
-        """The one that answers at ``url`` (host:port), which is met when it is first needed."""
-        self._url, self._pool, self._timeout_s = url, pool, timeout_s
+    One that is late ends with an error, and its pages are held until nobody moves them any more.
+    """
+
+    def __init__(
+        self, url: str, endpoint: Endpoint, pool: PagePool, timeout_s: float, move_timeout_s: float
+    ) -> None:
+        """The one that answers at ``url`` (host:port), which is met when it is first needed.
+
+        A question takes ``timeout_s`` at most, a copy ``move_timeout_s``.
+        """
+        self._url, self._pool = url, pool
+        self._timeout_s, self._move_timeout_s = timeout_s, move_timeout_s
         self._left_alone_until_s = 0.0
+        self._late: Future[int] | None = None  # what moves on though nobody waits for it
         self._lane = Lane(url, endpoint, self._greet, tuning=Tuning(), connect_timeout_s=timeout_s)
 
-    def fetch(self, keys: Sequence[str], take: Callable[[str, Form], int | None]) -> list[str]:
+    def fetch(
+        self, keys: Sequence[str], take: Callable[[str, Form], int | None], held: ExitStack
+    ) -> list[str]:
         """Read chunks into the pages that ``take`` gives; returns the keys that came.
 
+        ``held`` lets go of the pages. Where they are late it is emptied, and that done later.
+
         Raises:
-            KvxferError: the store is gone, or does not answer.
+            KvxferError: the store is gone, does not answer, or is late.
         """
         peer = self._meet()
         found = self._ask(peer, "find", keys)
-        held = [
+        there = [
             (key, page, form)
             for key, page, form in zip(keys, found.pages, found.forms, strict=True)
             if page >= 0 and form is not None
         ]
+        names = [key for key, *_ in there]
         try:
             wanted = [
                 (key, near, far, form.num_bytes)
-                for key, far, form in held
+                for key, far, form in there
                 if (near := take(key, form)) is not None
             ]
-            self._move(peer, wanted, Op.GET)
-        finally:
-            # Not there any more means that the page may have been written while it was read.
-            ended = self._ask(peer, "end_read", [key for key, *_ in held]).pages
-        valid = {key for (key, *_), page in zip(held, ended, strict=True) if page == 0}
+            self._move(peer, wanted, Op.GET, held)
+        except BaseException:
+            self._give_back(peer, "end_read", names)
+            raise
+        # Not there any more means that the page may have been written while it was read.
+        ended = self._ask(peer, "end_read", names).pages
+        valid = {key for key, page in zip(names, ended, strict=True) if page == 0}
         return [key for key, *_ in wanted if key in valid]
 
-    def put(self, chunks: Sequence[tuple[str, int, Form]]) -> int:
+    def put(self, chunks: Sequence[tuple[str, int, Form]], held: ExitStack) -> int:
         """Write chunks (key, page here, form) that the store lacks; returns how many.
 
-        Raises:
-            KvxferError: the store is gone, or does not answer.
+        For ``held`` and errors see :meth:`fetch`.
         """
         keys = [key for key, *_ in chunks]
         peer = self._meet()
@@ -241,9 +269,9 @@ class FarStore:
         ]
         names = [key for key, *_ in wanted]
         try:
-            self._move(peer, wanted, Op.PUT)
+            self._move(peer, wanted, Op.PUT, held)
         except BaseException:
-            self._ask(peer, "drop_write", names)
+            self._give_back(peer, "drop_write", names)
             raise
         return sum(page == 0 for page in self._ask(peer, "end_write", names).pages)
 
@@ -259,7 +287,9 @@ class FarStore:
         """End what is in flight; may be called more than once."""
         self._lane.close()
 
-    def _move(self, peer: Peer, pieces: Sequence[tuple[str, int, int, int]], op: Op) -> None:
+    def _move(
+        self, peer: Peer, pieces: Sequence[tuple[str, int, int, int]], op: Op, held: ExitStack
+    ) -> None:
         if not pieces:
             return
         pages = Pages(
@@ -274,7 +304,23 @@ class FarStore:
             granted_to=peer,  # with that connection they are let go of
         )
         self._lane.submit(job)
-        job.done.result()  # the lane ends every job: with the copy, or with its peer
+        if wait([job.done], self._move_timeout_s).done:
+            job.done.result()
+            return
+        # What was taken over there ends with the connection, and that once nothing moves.
+        self._lane.distrust(peer)
+        hold_until_over(job.done, held.pop_all().close)
+        if not job.done.done():
+            self._late = job.done
+        raise TransferTimeout(
+            f"{len(pieces)} chunks were not moved to or from the store at {self._url} within "
+            f"{self._move_timeout_s:g} s; their pages stay until they are"
+        )
+
+    def _give_back(self, peer: Peer, kind: str, keys: Sequence[str]) -> None:
+        """Let go of what was taken, unless it ends with the connection."""
+        if self._lane.holds(peer):
+            self._ask(peer, kind, keys)
 
     def _meet(self) -> Peer:
         """The connection of one exchange: what it takes is its own, and ends with it."""
@@ -303,6 +349,11 @@ class FarStore:
         return hello
 
     def _require_answering(self) -> None:
+        if self._late is not None and not self._late.done():
+            raise TransferTimeout(
+                f"chunks of before still move to or from the store at {self._url}; it is asked "
+                "again once they do not"
+            )
         # Each question to one that is gone costs all of its limit, and chunks come by the dozen.
         left_s = self._left_alone_until_s - time.monotonic()
         if left_s > 0:

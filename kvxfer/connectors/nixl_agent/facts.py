@@ -2,7 +2,7 @@
 
 NIXL reads the sections that it knows and stops, so that a stock agent takes such metadata as it
 takes any. The addition is sealed by a hash, against damage. It proves nothing: whatever it claims
-is checked by :mod:`kvxfer.connectors.nixl_agent.peer` before an address of it is used.
+is checked by :mod:`kvxfer.connectors.nixl_agent.remote_agent` before an address of it is used.
 
     NIXL's metadata | body (msgpack) | digest, 16 bytes | length of the body, u32 | magic, 8 bytes
 """
@@ -15,7 +15,8 @@ from typing import Annotated
 import msgspec
 
 from kvxfer.memory.ipc import DeviceRegionSpec
-from kvxfer.transport.board import ProcessSpec
+from kvxfer.memory.wire import Address, Descriptor, NumBytes
+from kvxfer.transport.process import ProcessSpec
 from kvxfer.transport.shm import SegmentSpec
 
 SECRET_BYTES = 16
@@ -24,9 +25,6 @@ _MAGIC = b"kvxfer1\n"
 _DIGEST_BYTES = 16
 _TAIL = struct.Struct(f"<{_DIGEST_BYTES}sI{len(_MAGIC)}s")
 _MAX_BODY_BYTES = 16 << 20
-
-_Address = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
-_Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 46)]
 
 
 class RegionFacts(msgspec.Struct, frozen=True):
@@ -42,8 +40,8 @@ class RegionFacts(msgspec.Struct, frozen=True):
         exported: how device memory is opened; None for host memory.
     """
 
-    address: _Address
-    num_bytes: _Size
+    address: Address
+    num_bytes: NumBytes
     device: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_REGIONS)]
     stamp: Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
@@ -64,9 +62,9 @@ class AgentFacts(msgspec.Struct, frozen=True):
     """
 
     process: ProcessSpec
-    ledger_fd: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    ledger_fd: Descriptor
     ledger_bytes: Annotated[int, msgspec.Meta(gt=0, le=1 << 20)]
-    ledger_address: _Address
+    ledger_address: Address
     secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
     regions: Annotated[list[RegionFacts], msgspec.Meta(max_length=MAX_REGIONS)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvxfer.connectors.nixl_agent.lanes import Copy, Job, Lane
 from kvxfer.connectors.nixl_agent.pairing import ListSide
-from kvxfer.connectors.nixl_agent.peer import Peer
+from kvxfer.connectors.nixl_agent.remote_agent import RemoteAgent
 from kvxfer.transport.nixl.api import load_api
 
 _api: Any = load_api()
@@ -45,7 +45,7 @@ class TransferHandle(_api.nixl_xfer_handle):  # type: ignore[misc]
         agent: Any,
         copy: Copy,
         lane: Lane,
-        peer: Peer,
+        peer: RemoteAgent,
         num_descs: int,
         message: bytes,
         make_stock: Callable[[], Any],

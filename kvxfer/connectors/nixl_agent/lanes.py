@@ -17,7 +17,7 @@ from kvxfer.closing import Closing
 from kvxfer.errors import KvxferError, NotAvailable, TransferTimeout
 from kvxfer.memory import create_segment
 from kvxfer.transport.device_copy import DEFAULT_NUM_SMS
-from kvxfer.transport.host_copy import default_num_threads
+from kvxfer.transport.host_copy import BYPASS_CACHE_BYTES, default_num_threads
 
 _log = logging.getLogger(__name__)
 MAX_JOBS = 4096
@@ -25,8 +25,6 @@ _COPY_S = 60.0  # far above what any copy takes
 _CLOSE_S = 30.0
 # Below this a copy takes less than a thread takes to wake.
 _AT_ONCE_BYTES = 256 << 10
-# From here on pages pass by the cache (kvxfer/transport/host_copy.py).
-_BYPASS_CACHE_BYTES = 16 << 20
 
 
 class Copy:
@@ -58,7 +56,7 @@ class Copy:
         if self.attached_pid:
             self.plan.copy_process_vm(pool, self.attached_pid, self.writes)
         else:
-            self.plan.copy_host(pool, self.num_bytes >= _BYPASS_CACHE_BYTES)
+            self.plan.copy_host(pool, self.num_bytes >= BYPASS_CACHE_BYTES)
 
 
 class Job:

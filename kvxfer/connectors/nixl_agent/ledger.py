@@ -24,7 +24,7 @@ from kvxfer.connectors.nixl_agent.facts import (
 from kvxfer.errors import RegistrationError
 from kvxfer.memory import Buffer, MemoryKind, Registration, create_segment, find_segment, register
 from kvxfer.memory.ipc import DeviceExport
-from kvxfer.transport.board import ProcessSpec
+from kvxfer.transport.process import ProcessSpec
 from kvxfer.transport.shm import SegmentSpec
 
 SECRET_WORDS = SECRET_BYTES // 8

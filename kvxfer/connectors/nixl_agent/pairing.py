@@ -13,7 +13,7 @@ from kvxfer.closing import Closing
 from kvxfer.connectors.nixl_agent.facts import AgentFacts
 from kvxfer.connectors.nixl_agent.lanes import Copy, DeviceLane, HostLane, Lane
 from kvxfer.connectors.nixl_agent.ledger import Ledger, Standing
-from kvxfer.connectors.nixl_agent.peer import HOST_DEVICE, Peer, Reach, reach_of
+from kvxfer.connectors.nixl_agent.remote_agent import HOST_DEVICE, Reach, RemoteAgent, reach_of
 from kvxfer.errors import InvalidUsage, NotAvailable, RegistrationError
 from kvxfer.memory import MemoryKind
 
@@ -49,7 +49,9 @@ class ListSide:
         peer: whose they are; None = this agent's.
     """
 
-    def __init__(self, rows: NDArray[np.uint64], kind: MemoryKind, peer: Peer | None) -> None:
+    def __init__(
+        self, rows: NDArray[np.uint64], kind: MemoryKind, peer: RemoteAgent | None
+    ) -> None:
         self.rows, self.kind, self.peer = rows, kind, peer
         self.device = int(rows[0, 2])
         self._prepared: dict[int, Prepared] = {}
@@ -86,7 +88,7 @@ class Pairing(Closing):
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, RemoteAgent] = {}
         self._lanes: dict[int, Lane] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -106,7 +108,7 @@ class Pairing(Closing):
                 return
             self._forget(name)
             if facts is not None:
-                self._peers[name] = Peer(name, facts)
+                self._peers[name] = RemoteAgent(name, facts)
 
     def forget(self, name: str) -> None:
         """An agent was removed: what was prepared for it ends."""
@@ -149,7 +151,7 @@ class Pairing(Closing):
 
     def copy_of(
         self, sides: Sequence[ListSide], indices: Sequence[NDArray[np.int64]], *, writes: bool
-    ) -> tuple[Copy, Lane, Peer]:
+    ) -> tuple[Copy, Lane, RemoteAgent]:
         """A transfer of chosen descriptors.
 
         Args:

@@ -1,7 +1,17 @@
 """All checks. Each is a pure function of facts and figures, so a capture is judged as a node is."""
 
 from kvxfer.diagnose.checks import bytes as checks_of_bytes
-from kvxfer.diagnose.checks import driver, host, isolation, nics, nvlink, pcie, peer, rates
+from kvxfer.diagnose.checks import (
+    driver,
+    host,
+    isolation,
+    kernel_log,
+    nics,
+    nvlink,
+    pcie,
+    peer,
+    rates,
+)
 from kvxfer.diagnose.checks.base import Check
 from kvxfer.diagnose.facts import Facts
 from kvxfer.diagnose.figures import Figures
@@ -11,6 +21,7 @@ from kvxfer.diagnose.result import CheckResult
 CHECKS: tuple[Check, ...] = (
     *checks_of_bytes.CHECKS,
     *driver.CHECKS,
+    *kernel_log.CHECKS,
     *nvlink.CHECKS,
     *peer.CHECKS,
     *rates.CHECKS,

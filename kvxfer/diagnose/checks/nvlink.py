@@ -26,26 +26,39 @@ _DOWN_REMEDY = "reset GPU and switches; reseat or replace the part if it stays d
 def _links(facts: Facts, _: Figures) -> Answer:
     gpus = [gpu for gpu in facts.gpus or () if gpu.links]
     if not gpus:
-        return no_gpus(facts) if not facts.gpus else Absent("no GPU here has NVLink")
-    if not any(gpu.active_links for gpu in gpus) and all(may_be_unlinked(gpu.name) for gpu in gpus):
+        if not facts.gpus:
+            return no_gpus(facts)
+        return Absent(facts.sources.get("NVLinks", "no GPU here has NVLink"))
+    all_down = all(link.active is False for gpu in gpus for link in gpu.links or ())
+    if all_down and all(may_be_unlinked(gpu.name) for gpu in gpus):
         return Absent("no NVLink is up, as on cards with no bridge between them")
     findings = [found for gpu in gpus if (found := _missing_links(gpu, gpus)) is not None]
     counts = sorted({len(gpu.active_links) for gpu in gpus})
-    return answer(findings, f"{'/'.join(map(str, counts))} links up on each of {len(gpus)} GPUs")
+    untold = sum(gpu.links is None for gpu in facts.gpus or ())
+    evidence = f"{'/'.join(map(str, counts))} links up on each of {len(gpus)} GPUs"
+    return answer(findings, evidence + (f"; of {untold} more none is told" if untold else ""))
 
 
 def _missing_links(gpu: Gpu, gpus: list[Gpu]) -> Finding | None:
     """Fewer links up than the part has, or than its twins have."""
     num_up = len(gpu.active_links)
-    down = [str(link.index) for link in gpu.links or () if not link.active]
+    down, unknown = (
+        [str(link.index) for link in gpu.links or () if link.active is state]
+        for state in (False, None)
+    )
     twins = max(len(other.active_links) for other in gpus if other.name == gpu.name)
     expected = expected_links(gpu.name)
     evidence = f"{num_up} links up" + (f", down: {listed(down)}" if down else "")
-    if not num_up:
+    evidence += f", of unknown state: {listed(unknown)}" if unknown else ""
+    if not num_up and not unknown:
         return _no_links(gpu, expected)
-    if num_up < max(twins, expected or 0):
+    if num_up + len(unknown) < max(twins, expected or 0):
         than = f"a {gpu.name} has {expected}" if expected else f"its twins have {twins}"
         return fail(describe(gpu), f"{evidence}; {than}", cause=_DOWN, remedy=_DOWN_REMEDY)
+    if unknown:
+        cause = "neither a rate nor a known word was told of them: a link, or the query, failed"
+        remedy = "run nvidia-smi nvlink -s again; reset the GPU if its answer stays"
+        return warn(describe(gpu), evidence, cause=cause, remedy=remedy)
     if down and expected is None:
         return warn(
             describe(gpu),
@@ -129,11 +142,14 @@ def _errors(facts: Facts, _: Figures) -> Answer:
 
 
 def _fabric(facts: Facts, _: Figures) -> Answer:
-    known = [gpu for gpu in facts.gpus or () if gpu.fabric is not None]
-    members = [gpu for gpu in known if gpu.fabric and gpu.fabric.state != "not supported"]
+    gpus = facts.gpus or ()
+    members = [gpu for gpu in gpus if gpu.fabric and gpu.fabric.state != "not supported"]
     if not members:
-        return no_gpus(facts) if not facts.gpus else Absent("no GPU here registers with a fabric")
-    findings = [found for gpu in members if (found := _fabric_fault(gpu)) is not None]
+        return no_gpus(facts) if not gpus else Absent("no GPU here registers with a fabric")
+    parts = {gpu.name for gpu in members}
+    findings = [
+        found for gpu in gpus if gpu.name in parts and (found := _fabric_fault(gpu)) is not None
+    ]
     cliques = {(gpu.fabric.cluster, gpu.fabric.clique) for gpu in members if gpu.fabric}
     if not findings and len(cliques) > 1:
         text = listed([f"GPU {gpu.index}: {gpu.fabric and gpu.fabric.clique}" for gpu in members])
@@ -151,14 +167,19 @@ def _fabric(facts: Facts, _: Figures) -> Answer:
 def _fabric_fault(gpu: Gpu) -> Finding | None:
     fabric, num_up = gpu.fabric, len(gpu.active_links)
     if fabric is None:
-        return None
+        return warn(
+            describe(gpu),
+            "it says nothing of the fabric that its twins are part of",
+            cause="it does not answer for its fabric state, or is not part of the fabric",
+            remedy="see nvidia-smi -q, section Fabric, and the fabric manager's log",
+        )
     if fabric.state == "completed" and fabric.status in ("", "success"):
         if fabric.health in ("", "healthy"):
             return None
         return warn(
             describe(gpu),
             f"the fabric is {fabric.health}",
-            cause="links or routes of the fabric were lost",
+            cause="links or routes of the fabric were lost, or it is set up wrongly",
             remedy="see nvidia-smi -q, section Fabric, and the fabric manager's log",
         )
     evidence = f"fabric state {fabric.state}"

@@ -1,4 +1,4 @@
-"""Why the driver lists no GPU at all: a node whose driver is gone must not read as healthy."""
+"""Why the driver does not list a GPU, or none at all: such a node must not read as healthy."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,37 @@ from kvxfer.diagnose.facts import Facts, Host
 from kvxfer.diagnose.result import Finding
 
 _OURS = "nvidia"
-_PASSED_THROUGH = "vfio-pci"
+# Drivers that hold a device for a virtual machine.
+_HOLDERS = ("vfio-pci", "nvgrace-gpu-vfio-pci", "pci-stub", "pciback")
+_APART = (
+    "set apart for virtual machines",
+    "diagnose inside the virtual machine; to use it here unbind it from its driver",
+)
+_TAKEN = (
+    "another driver took the GPU before NVIDIA's",
+    "keep that driver from loading (modprobe.d), install NVIDIA's, and reboot",
+)
+_NOT_TAKEN = (
+    "the driver is loaded and did not take the GPU: it failed to start, or the driver is too old",
+    "look for NVRM in the kernel's log; bind it, update the driver, or power-cycle",
+)
+
+
+def is_set_apart(binding: str | None) -> bool:
+    """Whether the driver that a GPU is bound to holds it for a virtual machine."""
+    return binding in _HOLDERS
+
+
+def why_not_ours(binding: str | None) -> tuple[str, str] | None:
+    """Why the loaded driver does not list a GPU, and what to do, by the driver it is bound to.
+
+    None: it is NVIDIA's, or not told, and says nothing.
+    """
+    if binding is None or binding == _OURS:
+        return None
+    if is_set_apart(binding):
+        return _APART
+    return _TAKEN if binding else _NOT_TAKEN
 
 
 def without_gpus(facts: Facts) -> Sequence[Finding]:
@@ -54,27 +84,17 @@ def _others(host: Host) -> str:
 def _why(host: Host) -> tuple[str, str]:
     """Cause and remedy, the surest first."""
     bound = set(host.gpu_drivers.values())
-    if bound == {_PASSED_THROUGH}:
-        return (
-            "all GPUs are set apart for virtual machines",
-            "diagnose inside the virtual machine; to use them here unbind them from vfio-pci",
-        )
-    if host.driver == "" and bound - {"", _PASSED_THROUGH}:
-        return (
-            "another driver took the GPUs before NVIDIA's",
-            "keep that driver from loading (modprobe.d), install NVIDIA's, and reboot",
-        )
+    if bound and all(map(is_set_apart, bound)):
+        return _APART
+    if host.driver == "" and bound - {"", *_HOLDERS}:
+        return _TAKEN
     if host.driver == "":
         return (
             "the driver is not loaded: not installed, or does not fit this kernel",
             "load it (modprobe nvidia); if that fails install it, or rebuild it for this kernel",
         )
     if bound and _OURS not in bound:
-        return (
-            "the driver is loaded and did not take the GPUs: they failed to start, or it is too "
-            "old for them",
-            "look for NVRM in the kernel's log; bind them, update the driver, or power-cycle",
-        )
+        return _NOT_TAKEN
     if host.container:
         return (
             "the container was started without the GPUs' devices or the driver's libraries",

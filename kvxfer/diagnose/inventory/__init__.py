@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from kvxfer.diagnose.facts import Facts, Gpu, GpuPair
 from kvxfer.diagnose.inventory.live import read_live
 from kvxfer.diagnose.inventory.nics import nics_of
-from kvxfer.diagnose.inventory.smi_text import parse_nvlink, parse_query
+from kvxfer.diagnose.inventory.smi_text import join_links, parse_nvlink, parse_query
 from kvxfer.diagnose.inventory.sources import (
     Nvml,
     Sources,
@@ -40,16 +41,15 @@ def facts_of(sources: Sources) -> Facts:
         InvalidUsage: they tell of more devices than any node has, or of one GPU twice.
     """
     topology = parse_topo(sources.texts.get("topo.txt", ""))
-    told: dict[str, str] = {}
     nvml = sources.nvml
     gpus: tuple[Gpu, ...] | None
     if nvml is not None and nvml.gpus is not None:
         _require_few(max(len(nvml.gpus), math.isqrt(len(nvml.pairs))))
         gpus, pairs = nvml.gpus, nvml.pairs
-        told["GPUs"] = "NVML"
+        told = {"GPUs": "NVML"}
     else:
-        gpus, pairs = _gpus_from_text(sources, topology), _pairs_from_text(sources, topology)
-        told["GPUs"] = _text_source(sources, gpus)
+        gpus, told = _gpus_from_text(sources, topology)
+        pairs = _pairs_from_text(sources, topology)
     if gpus is not None:
         _require_distinct(gpus)
         gpus = tuple(_with_numa(sources, gpu, topology) for gpu in gpus)
@@ -71,15 +71,24 @@ def _text_source(sources: Sources, gpus: tuple[Gpu, ...] | None) -> str:
     return f"text of nvidia-smi: {', '.join(names)}"
 
 
-def _gpus_from_text(sources: Sources, topology: Topology) -> tuple[Gpu, ...] | None:
-    """The fullest text that there is, with links where they are told."""
+def _gpus_from_text(
+    sources: Sources, topology: Topology
+) -> tuple[tuple[Gpu, ...] | None, dict[str, str]]:
+    """The fullest text that there is, with links where they are told; and what that is."""
     linked = parse_nvlink(sources.texts.get("nvlink.txt", ""))
     _require_few(topology.num_gpus)
-    bare = [Gpu(index=index, name="") for index in range(topology.num_gpus)]
-    gpus = parse_query(sources.texts.get("query.txt", "")) or linked or bare
+    _require_distinct(linked)
+    queried = parse_query(sources.texts.get("query.txt", ""))
+    gpus = queried or linked or [Gpu(index=index, name="") for index in topology.gpus]
     _require_few(len(gpus))
-    links = {gpu.uuid: gpu.links for gpu in linked}
-    return tuple(replace(gpu, links=links.get(gpu.uuid)) for gpu in gpus) or None
+    joined = join_links(gpus, linked)
+    found = tuple(gpus if joined is None else joined) or None
+    told = {"GPUs": _text_source(sources, found)}
+    if joined is None:
+        told["NVLinks"] = (
+            "nvlink.txt and query.txt tell of different GPUs; capture both on one node"
+        )
+    return found, told
 
 
 def _pairs_from_text(sources: Sources, topology: Topology) -> tuple[GpuPair, ...]:
@@ -87,7 +96,7 @@ def _pairs_from_text(sources: Sources, topology: Topology) -> tuple[GpuPair, ...
     reads = parse_p2p(sources.texts.get("p2p-read.txt", ""))
     told = max((max(pair) for pair in {**status, **reads}), default=-1)
     _require_few(told + 1)
-    count = range(topology.num_gpus or told + 1)
+    indices = topology.gpus or sorted({index for pair in {**status, **reads} for index in pair})
     return tuple(
         GpuPair(
             src=src,
@@ -96,8 +105,8 @@ def _pairs_from_text(sources: Sources, topology: Topology) -> tuple[GpuPair, ...
             nvlink=status.get((src, dst)),
             read=reads.get((src, dst)),
         )
-        for src in count
-        for dst in count
+        for src in indices
+        for dst in indices
         if src != dst
     )
 
@@ -107,7 +116,7 @@ def _require_few(count: int) -> None:
         raise InvalidUsage(f"the capture tells of {count} GPUs; at most {_MAX_GPUS} are judged")
 
 
-def _require_distinct(gpus: tuple[Gpu, ...]) -> None:
+def _require_distinct(gpus: Sequence[Gpu]) -> None:
     """Two texts of one tool in a file tell of each GPU twice."""
     names = [f"GPU {gpu.index}" for gpu in gpus]
     names += [f"the GPU at {gpu.pci}" for gpu in gpus if gpu.pci]

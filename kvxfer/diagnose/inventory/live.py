@@ -40,6 +40,7 @@ _LINKS = (
     "/sys/class/infiniband/*",
     "/sys/bus/pci/devices/*",
     "/sys/bus/pci/devices/*/driver",
+    "/sys/bus/pci/devices/*/physfn",
 )
 _MARKS = ("/dev/nvidia-caps-imex-channels/*", "/.dockerenv", "/run/.containerenv")
 _MAX_FILE_BYTES = 64 << 10

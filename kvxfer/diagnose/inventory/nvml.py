@@ -8,6 +8,7 @@ import pynvml
 
 from kvxfer import _core
 from kvxfer.diagnose.facts import Fabric, Gpu, GpuPair, NvLink, PcieLink, format_pci
+from kvxfer.diagnose.inventory.fabric_health import describe_health, fields_of_nvml
 from kvxfer.diagnose.inventory.sources import Nvml
 from kvxfer.errors import CudaError, NotAvailable
 from kvxfer.sweep.peers.cuda_driver import load_driver
@@ -30,7 +31,6 @@ _FABRIC_STATES = {
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in progress",
     pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: "completed",
 }
-_HEALTH = {1: "healthy", 2: "unhealthy", 3: "limited capacity"}
 _P2P = {
     pynvml.NVML_P2P_STATUS_OK: "ok",
     pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED: "chipset not supported",
@@ -38,7 +38,6 @@ _P2P = {
     pynvml.NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: "topology not supported",
     pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: "disabled by regkey",
     pynvml.NVML_P2P_STATUS_NOT_SUPPORTED: "not supported",
-    pynvml.NVML_P2P_STATUS_UNKNOWN: "unknown",
 }
 _ANCESTORS = {
     pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",
@@ -152,6 +151,7 @@ def _gpu(index: int, handle: Any, seen: dict[str, int], dmabuf: dict[str, bool])
         mig=None if mig is None else bool(mig[0]),
         dmabuf=dmabuf.get(pci),
         row_remap_failed=None if remapped is None else bool(remapped[3]),
+        row_remap_pending=None if remapped is None else bool(remapped[2]),
         slowdown=_slowdown(handle),
     )
 
@@ -219,14 +219,19 @@ def _fabric(handle: Any) -> Fabric | None:
         status=str(pynvml.NVMLError(status)).lower() if failed else "success",
         clique=int(info.cliqueId),
         cluster=bytes(info.clusterUuid).hex(),
-        health=_HEALTH.get(int(getattr(info, "healthSummary", 0)), ""),
+        health=describe_health(
+            fields_of_nvml(
+                int(getattr(info, "healthMask", 0)), int(getattr(info, "healthSummary", 0))
+            )
+        ),
     )
 
 
 def _fabric_info(handle: Any) -> Any:
-    # The newest form first: older drivers, and older packages, know no health.
+    # The newest form first: older drivers, and older packages, know no summary or no health.
     for call, kind in (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),  # version 2
         ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
     ):
         if hasattr(pynvml, kind):
@@ -239,7 +244,7 @@ def _fabric_info(handle: Any) -> Any:
 def _pair(src: Gpu, dst: Gpu, src_handle: Any, dst_handle: Any) -> GpuPair:
     def status(index: int) -> str | None:
         found = _known("nvmlDeviceGetP2PStatus", src_handle, dst_handle, index)
-        return None if found is None else _P2P.get(found, "unknown")
+        return _P2P.get(found)
 
     access = None
     if src.cuda_index is not None and dst.cuda_index is not None:

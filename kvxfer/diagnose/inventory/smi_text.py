@@ -1,18 +1,22 @@
 """``nvidia-smi -q`` and ``nvidia-smi nvlink -s``: GPUs from text, where NVML cannot be asked."""
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from kvxfer.diagnose.facts import Fabric, Gpu, NvLink, PcieLink, format_pci
+from kvxfer.diagnose.inventory.fabric_health import FIELDS, describe_health
 
 _GPU = re.compile(r"GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
 _FIELD = re.compile(r"( +)([^:]+?)\s*(?::\s(.*))?")
 _LINK_GPU = re.compile(r"GPU (\d{1,4}): (.*?)\s*\(UUID: ([^)]*)\)\s*")
 _LINK = re.compile(r"\s*Link (\d{1,4}):\s*(.*?)\s*")
 _NO_LINK = re.compile(r".*all links are inactive.*", re.IGNORECASE)  # instead of its links
-_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
-_UNKNOWN = {"", "n/a", "[n/a]", "unknown error", "requested functionality has been deprecated"}
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) GB/s(?:ec)?")
+_DOWN = {"inactive", "disabled", "down", "off"}
+_UNKNOWN = {"", "n/a", "err!", "unknown error", "requested functionality has been deprecated"}
 _Fields = dict[tuple[str, ...], str]
 
 
@@ -28,7 +32,7 @@ def parse_query(text: str) -> list[Gpu]:
 
 
 def parse_nvlink(text: str) -> list[Gpu]:
-    """The GPUs of ``nvidia-smi nvlink -s`` and their links; both spellings of an inactive one.
+    """The GPUs of ``nvidia-smi nvlink -s`` and their links.
 
     Where the tool says of a GPU that all its links are inactive it counts none: one stands for all.
     """
@@ -37,16 +41,36 @@ def parse_nvlink(text: str) -> list[Gpu]:
         if match := _LINK_GPU.fullmatch(line):
             found.append((Gpu(index=int(match[1]), name=match[2], uuid=match[3]), []))
         elif (match := _LINK.fullmatch(line)) and found:
-            rate = _RATE.fullmatch(match[2])
-            link = NvLink(
-                index=int(match[1]),
-                active="inactive" not in match[2].lower(),
-                gb_per_s=float(rate[1]) if rate else None,
-            )
-            found[-1][1].append(link)
+            found[-1][1].append(_link_of(int(match[1]), match[2]))
         elif _NO_LINK.fullmatch(line) and found:
             found[-1][1].append(NvLink(index=0, active=False))
     return [replace(gpu, links=tuple(links)) for gpu, links in found]
+
+
+def _link_of(index: int, state: str) -> NvLink:
+    """Up where it has a rate, down where a word says so; of any other word unknown."""
+    rate = _RATE.fullmatch(state)
+    if rate and float(rate[1]):
+        return NvLink(index=index, active=True, gb_per_s=float(rate[1]))
+    return NvLink(index=index, active=False if state.strip("<>[]").lower() in _DOWN else None)
+
+
+def join_links(gpus: Sequence[Gpu], linked: Sequence[Gpu]) -> list[Gpu] | None:
+    """GPUs of :func:`parse_query` with the links of :func:`parse_nvlink`; None: of other GPUs.
+
+    By UUID where no two are alike and one text has all of the other's; else, as where they were
+    made unrecognizable, by index, where the names agree.
+    """
+    ours, theirs = Counter(gpu.uuid for gpu in gpus), Counter(gpu.uuid for gpu in linked)
+    are_distinct = max((*ours.values(), *theirs.values()), default=1) == 1
+    if are_distinct and (ours.keys() <= theirs.keys() or theirs.keys() <= ours.keys()):
+        by_uuid = {gpu.uuid: gpu.links for gpu in linked}
+        return [replace(gpu, links=by_uuid.get(gpu.uuid)) for gpu in gpus]
+    names = {gpu.index: gpu.name for gpu in gpus}
+    if any(names.get(gpu.index) not in ("", gpu.name) for gpu in linked):
+        return None
+    by_index = {gpu.index: gpu.links for gpu in linked}
+    return [replace(gpu, links=by_index.get(gpu.index)) for gpu in gpus]
 
 
 def _fields(lines: list[str]) -> _Fields:
@@ -75,7 +99,6 @@ def _gpu_of(index: int, pci: str, fields: _Fields) -> Gpu:
         ("PCI", "GPU Link Info", "PCIe Generation"),
         ("PCI", "GPU Link Info", "Link Width"),
     )
-    remap = _text(fields, "Remapped Rows", "Remapping Failure Occurred")
     return Gpu(
         index=index,
         name=_text(fields, "Product Name") or "",
@@ -89,7 +112,8 @@ def _gpu_of(index: int, pci: str, fields: _Fields) -> Gpu:
         ),
         fabric=None if state is None else _fabric_of(state, fields),
         mig=None if mig is None else mig == "Enabled",
-        row_remap_failed=None if remap is None else remap == "Yes",
+        row_remap_failed=_yes(fields, "Remapped Rows", "Remapping Failure Occurred"),
+        row_remap_pending=_yes(fields, "Remapped Rows", "Pending"),
     )
 
 
@@ -99,22 +123,24 @@ def _fabric_of(state: str, fields: _Fields) -> Fabric:
         status=(_text(fields, "Fabric", "Status") or "").lower(),
         clique=_number(fields, "Fabric", "CliqueId"),
         cluster=_text(fields, "Fabric", "ClusterUUID") or "",
-        health=_fabric_health(fields),
+        health=describe_health(
+            {
+                name: value
+                for name in FIELDS
+                if (value := _text(fields, "Fabric", "Health", name)) is not None
+            }
+        ),
     )
 
 
-def _fabric_health(fields: _Fields) -> str:
-    """The summary; drivers that print none tell of the bandwidth alone."""
-    summary = _text(fields, "Fabric", "Health", "Summary")
-    if summary is not None:
-        return summary.lower()
-    bandwidth = _text(fields, "Fabric", "Health", "Bandwidth")
-    return "" if bandwidth in (None, "Full") else f"{bandwidth.lower()} in bandwidth"
+def _yes(fields: _Fields, *path: str) -> bool | None:
+    value = _text(fields, *path)
+    return None if value is None else value.lower() == "yes"
 
 
 def _text(fields: _Fields, *path: str) -> str | None:
     value = fields.get(path)
-    return None if value is None or value.lower() in _UNKNOWN else value
+    return None if value is None or value.strip("[]").lower() in _UNKNOWN else value
 
 
 def _number(fields: _Fields, *path: str) -> int | None:

@@ -137,6 +137,7 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
 
 
 def _nvidia_devices(sources: Sources, classes: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Those of a class; no virtual functions, which a driver of virtual machines hands out."""
     names = sources.below(_DEVICES)
     if not names:
         return None
@@ -146,6 +147,7 @@ def _nvidia_devices(sources: Sources, classes: tuple[str, ...]) -> tuple[str, ..
         for name in names
         if files.get(f"{_DEVICES}/{name}/vendor") == _NVIDIA
         and files.get(f"{_DEVICES}/{name}/class", "").startswith(classes)
+        and f"{_DEVICES}/{name}/physfn" not in sources.links
     )
 
 

@@ -19,6 +19,8 @@ _PATH = r"NV\d{1,3}|SYS|NODE|PHB|PXB|PIX"
 _CELL = re.compile(rf"{_PATH}|X(?![A-Za-z])|N/A|[^\s]+?(?=\s|$|{_PATH})")
 _LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)")
 _KNOWN = re.compile(_PATH)
+_HEADER = re.compile(r"GPU\d{1,4}(?![\d:])")
+_ROW = re.compile(rf"GPU\d{{1,4}}\s*(?:{_PATH}|N/A)|.*\sX(?:\s|$)")
 _STATUS = {
     "OK": "ok",
     "CNS": "chipset not supported",
@@ -26,7 +28,6 @@ _STATUS = {
     "TNS": "topology not supported",
     "NS": "not supported",
     "DR": "disabled by regkey",
-    "U": "unknown",
 }
 
 
@@ -35,16 +36,21 @@ class Topology:
     """What the matrix says.
 
     Attributes:
-        num_gpus: columns of GPUs; a table that was cut has fewer rows.
+        gpus: indices of the GPUs that have a column; a table that was cut has fewer rows.
         paths: ``(device, device)`` -> path; devices are ``GPU0`` or a NIC's name.
         nics: names of NICs.
         numa: ``GPU0`` -> its NUMA node; None = unknown, which ``N/A`` is.
     """
 
-    num_gpus: int = 0
+    gpus: list[int] = field(default_factory=list)
     paths: dict[tuple[str, str], str] = field(default_factory=dict)
     nics: list[str] = field(default_factory=list)
     numa: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that have a column."""
+        return len(self.gpus)
 
     def path(self, one: str, other: str) -> str:
         """Between two devices, which is the same in either direction; empty = unknown."""
@@ -67,14 +73,14 @@ def parse_topo(text: str) -> Topology:
         if label:
             seen.add(label)
             _add_row(topology, label, columns, _CELL.findall(line[len(label) :]), legend)
-    gpus = [name for name in columns if _GPU.fullmatch(name)]
+    gpus = [name for name in dict.fromkeys(columns) if _GPU.fullmatch(name)]
     topology.nics = [legend.get(name, name) for name in columns if name not in gpus]
-    topology.num_gpus = len(gpus)
+    topology.gpus = [int(name.removeprefix("GPU")) for name in gpus]
     return topology
 
 
 def _is_header(line: str) -> bool:
-    return line.startswith("GPU0") and re.match(r"GPU0\s+X\b", line) is None
+    return _HEADER.match(line) is not None and _ROW.match(line) is None
 
 
 def _columns_of(header: str) -> list[str]:
@@ -107,7 +113,7 @@ def _add_row(
 
 
 def parse_p2p(text: str) -> dict[tuple[int, int], str]:
-    """The matrix of ``nvidia-smi topo -p2p``: ``(src, dst)`` -> ``ok`` or why not."""
+    """The matrix of ``nvidia-smi topo -p2p``: ``(src, dst)`` -> ``ok`` or why not, where told."""
     lines = [_ANSI.sub("", line) for line in text.splitlines()]
     found: dict[tuple[int, int], str] = {}
     columns: list[str] = []
@@ -117,7 +123,6 @@ def parse_p2p(text: str) -> dict[tuple[int, int], str]:
             columns = [word for word in words if _GPU.fullmatch(word)]
         elif words and words[0] in columns:
             for column, word in zip(columns, words[1:], strict=False):
-                if word != "X":
-                    pair = int(words[0][3:]), int(column[3:])
-                    found[pair] = _STATUS.get(word, "unknown")
+                if word in _STATUS:
+                    found[int(words[0][3:]), int(column[3:])] = _STATUS[word]
     return found

@@ -188,7 +188,7 @@ def steps_of(area: Area, *, quick: bool, max_sms: int = 0) -> list[Step]:
         steps.append(Step("threads", _threads(), by_point=False))
     if area.transport in _NETWORKS:
         steps.append(Step("slots", _slots(area, quick), by_point=False))
-    if area.is_of_gpus and area.transport != "ucx":  # whose copies have an SM budget of their own
+    if area.is_of_gpus and area.transport != "ucx":  # there the network limits, not the SMs
         counts = [count for count in _SMS if count <= max_sms]
         steps.append(Step("SMs", tuple(map(_sms, counts)), by_point=True, min_gain=_SM_GAIN))
     if area != ("shm", "private"):  # where the kernel copies

@@ -67,8 +67,9 @@ class Agent:
         self._pid = os.getpid()
         self._is_barred = False
         _all.add(self)
-        with self._entered():
-            self._agent: Any = self._start(api, config, params)
+        self._agent: Any = None
+        with self.entered():
+            self._agent = self._start(api, config, params)
 
     def _start(self, api: Any, config: Any, params: Mapping[str, str]) -> Any:
         backend = self.backend
@@ -96,19 +97,23 @@ class Agent:
         return self._is_barred or self.is_inherited
 
     @contextmanager
-    def _entered(self) -> Iterator[None]:
-        """The lock of the agent, and the GPU's context."""
+    def entered(self) -> Iterator[Any]:
+        """NIXL's agent, under the lock of this one and in the GPU's context.
+
+        Raises:
+            PeerLost: it is of a parent process, or this process ends.
+        """
         if self.is_inherited:  # its lock may be held for ever
             raise PeerLost("this NIXL agent is that of the process that this one was forked off")
         with self._lock:
             if self._is_barred:
                 raise PeerLost("this process ends, and NIXL moves nothing more in it")
             if self._context is None:
-                yield
+                yield self._agent
                 return
             self._context.enter()
             try:
-                yield
+                yield self._agent
             finally:
                 self._context.leave()
 
@@ -121,7 +126,7 @@ class Agent:
             RegistrationError: NIXL refuses it.
         """
         row = (memory.address, memory.num_bytes, max(memory.device, 0), "")
-        with self._entered():
+        with self.entered():
             listed, count = self._memory.get(memory, (None, 0))
             if count == 0:
                 try:
@@ -141,7 +146,7 @@ class Agent:
         """
         if self._is_off:
             return
-        with self._entered():
+        with self.entered():
             listed, count = self._memory.pop(memory)
             if count > 1:
                 self._memory[memory] = (listed, count - 1)
@@ -156,7 +161,7 @@ class Agent:
 
     def metadata(self, memory: Range | None = None) -> bytes:
         """How others reach this agent and one registered range."""
-        with self._entered():
+        with self.entered():
             if memory is None:
                 listed = self._api.nixlBind.nixlRegDList(self._api.nixlBind.DRAM_SEG)
             else:
@@ -179,7 +184,7 @@ class Agent:
             ProtocolMismatch: it is another's, or not NIXL's.
         """
         digest = hashlib.blake2b(metadata, digest_size=16).digest()
-        with self._entered():
+        with self.entered():
             if digest in self._known.get(name, ()):
                 return
             if len(metadata) > MAX_METADATA_BYTES:
@@ -239,7 +244,7 @@ class Agent:
         """Drop an agent that has ended: between two that go on, NIXL would keep sockets."""
         if self._is_off:
             return
-        with self._entered():
+        with self.entered():
             if self._known.pop(name, None) is not None:
                 try:
                     self._agent.remove_remote_agent(name)
@@ -252,7 +257,7 @@ class Agent:
         Raises:
             PeerLost: the other agent is gone.
         """
-        with self._entered(), lost(name):
+        with self.entered(), lost(name):
             self._agent.send_notif(name, message.encode())
 
     # Reading.
@@ -282,7 +287,7 @@ class Agent:
         try:
             if self._agent is None:
                 raise PeerLost("this side's NIXL agent is closed; connect again")
-            with self._entered():
+            with self.entered():
                 found = self._agent.get_new_notifs()
         finally:
             self._lock.release()
@@ -309,7 +314,7 @@ class Agent:
         Raises:
             PeerLost: the other agent is gone, or holds no such memory.
         """
-        with self._entered(), lost(name):
+        with self.entered(), lost(name):
             lists = (
                 self._agent.prep_xfer_dlist(_OWN, near.table(), near.segment, [self.backend]),
                 self._agent.prep_xfer_dlist(name, far.table(), far.segment, [self.backend]),
@@ -324,7 +329,7 @@ class Agent:
         """Tell the others, and end; what was prepared must have been released."""
         if self._is_off:
             return
-        with self._entered():
+        with self.entered():
             agent = self._agent
             if agent is None:
                 return

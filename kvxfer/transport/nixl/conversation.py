@@ -43,10 +43,8 @@ class Far(NamedTuple):
 
     def require_alive(self) -> None:
         """Check its process."""
-        if self.has_ended:
-            raise PeerLost(
-                f"process {self.pid} ended; connect again once another serves in its place"
-            )
+        if self.watch is not None:
+            self.watch.require_alive()
 
 
 class Conversation:

@@ -1,8 +1,10 @@
 """The side that posts."""
 
+import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import msgspec
 import numpy as np
@@ -26,7 +28,7 @@ from kvxfer.transport.nixl.conversation import Conversation, Far
 from kvxfer.transport.nixl.memory import Range, Rows
 from kvxfer.transport.nixl.prepared import Prepared
 from kvxfer.transport.nixl.reach import Reach
-from kvxfer.transport.nixl.slots import ABANDONED, Slots
+from kvxfer.transport.nixl.slots import ABANDONED, StagedRows
 from kvxfer.transport.nixl.staging import SlotShape, Staging, place_of
 from kvxfer.transport.nixl.wire import Kind
 from kvxfer.tuning import Section
@@ -44,12 +46,14 @@ _OPS = {Op.PUT: "WRITE", Op.GET: "READ"}
 _SETTLE_S = 0.5
 _GO_ON_S = 5e-3  # of each look at one that was given up: NIXL goes on only meanwhile
 _LOOK_S = 1e-3
+_log = logging.getLogger(__name__)
 
 
 class NixlLink(NetworkLink):
     """A link between two agents."""
 
     transport = "nixl"
+    _is_closed = True  # until it has something to give back
 
     def __init__(
         self,
@@ -90,10 +94,11 @@ class NixlLink(NetworkLink):
         self._reach = reach
         self.direct_bytes = _DEVICE_DIRECT_BYTES if reach.name else _HOST_DIRECT_BYTES
         self.physical_limit_gb_per_s = reach.limit_gb_per_s
-        self._is_broken = self._has_left = self._is_closed = False
+        self._is_broken = self._has_left = False
         self._talk = Conversation(agent, far, stall_s)
-        self._slots: Slots | None = None
+        self._staged_rows: StagedRows | None = None
         self._moving: Prepared | None = None  # of rows in place
+        self._is_closed = False
         self.region_addresses = np.array([one.address for one in far.regions], np.uint64)
         self.region_bytes = [one.num_bytes for one in far.regions]
         self.path = f"nixl {agent.backend}" + (reach.name and f" by {reach.name}")
@@ -118,7 +123,7 @@ class NixlLink(NetworkLink):
         staging = Staging(self._agent, place, shape, device=self.device, num_threads=num_threads)
         far_bytes = shape.num_slots * shape.slot_bytes
         far_slots = Range(welcome.address, far_bytes, welcome.device)
-        self._slots = Slots(self._agent, self._far, self._talk, staging, far_slots)
+        self._staged_rows = StagedRows(self._agent, self._far, self._talk, staging, far_slots)
         self._sequence = welcome.sequence
 
     def require_open(self) -> None:
@@ -155,8 +160,8 @@ class NixlLink(NetworkLink):
             self._talk.ask(Kind.BEGIN, Kind.GO, number)
             is_begun = True
             if staged:
-                assert self._slots is not None
-                self._slots.move(plan, op, staged, number=number, num_sms=num_sms)
+                assert self._staged_rows is not None
+                self._staged_rows.move(plan, op, staged, number=number, num_sms=num_sms)
             if direct:
                 self._move_direct(plan, op, direct)
             self._talk.ask(Kind.FINISH, Kind.DONE, number)
@@ -234,8 +239,8 @@ class NixlLink(NetworkLink):
         if self._is_broken:
             return
         self._is_broken = True
-        if self._slots is not None:
-            self._slots.stop(self._stall_s)
+        if self._staged_rows is not None:
+            self._staged_rows.stop(self._stall_s)
         if not self._settle(_SETTLE_S):
             self.given_up = _GivenUp(self)
             ABANDONED.append(self)  # also where nobody else keeps it
@@ -258,7 +263,7 @@ class NixlLink(NetworkLink):
 
     def _is_settled(self) -> bool:
         rows = self._moving is None or self._moving.is_settled()
-        slots = self._slots is None or self._slots.is_settled()
+        slots = self._staged_rows is None or self._staged_rows.is_settled()
         return rows and slots
 
     def _leave(self) -> None:
@@ -267,7 +272,7 @@ class NixlLink(NetworkLink):
         if self in ABANDONED:
             ABANDONED.remove(self)
         self._release_moving()
-        slots, self._slots = self._slots, None
+        slots, self._staged_rows = self._staged_rows, None
         self._talk.leave(is_over=slots is None or slots.close())
 
     def is_over(self, timeout_s: float) -> bool:
@@ -301,9 +306,16 @@ class NixlLink(NetworkLink):
             self._is_closed = True
 
     def __del__(self) -> None:
-        """A link that is dropped ends as one that is closed."""
-        with suppress(TransferTimeout):  # only as Python ends: `ABANDONED` keeps it till then
-            self.close()
+        """Keep all that a link holds which was dropped unclosed: this may not wait for its end."""
+        if self._is_closed or self._agent.is_inherited:
+            return
+        ABANDONED.append((self._moving, self._staged_rows, self._undo.pop_all()))
+        if not sys.is_finalizing():
+            _log.warning(
+                "a link to process %d was dropped unclosed; its slots and the registration of its "
+                "pages stay until this process ends",
+                self._far.pid,
+            )
 
 
 class _GivenUp(Transfer):

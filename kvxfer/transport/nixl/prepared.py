@@ -22,10 +22,10 @@ class Prepared:
 
     def post(self, message: Message | None = None) -> None:
         """Start it; ``message`` arrives once the bytes are visible at the far side."""
-        with self._agent._entered(), lost(self._name):
+        with self._agent.entered() as nixl, lost(self._name):
             data = b"" if message is None else message.encode()
             self._state = "ERR"  # where the next line raises
-            self._state = self._agent._agent.transfer(self._handle, data)
+            self._state = nixl.transfer(self._handle, data)
         self._require_sound()
 
     def poll(self) -> bool:
@@ -35,9 +35,9 @@ class Prepared:
             PeerLost: it failed.
         """
         if self._state == "PROC":
-            with self._agent._entered(), lost(self._name):
+            with self._agent.entered() as nixl, lost(self._name):
                 self._state = "ERR"  # where the next line raises
-                self._state = self._agent._agent.check_xfer_state(self._handle)
+                self._state = nixl.check_xfer_state(self._handle)
             self._require_sound()
         return self._state == "DONE"
 
@@ -65,10 +65,10 @@ class Prepared:
         if self._state == "PROC":
             return False
         try:
-            with self._agent._entered():
-                self._agent._agent.release_xfer_handle(self._handle)
+            with self._agent.entered() as nixl:
+                nixl.release_xfer_handle(self._handle)
                 for one in self._lists:
-                    self._agent._agent.release_dlist_handle(one)
+                    nixl.release_dlist_handle(one)
         except Exception:
             return False
         return True

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvxfer import _core
 from kvxfer.errors import RegistrationError
-from kvxfer.transport.topology import gpu_path
+from kvxfer.transport.topology import gpu_path, visible_device
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _MODULES = Path("/sys/module")
@@ -67,7 +67,7 @@ def reach(near: Side, far: Side, *, one_host: bool, device: int) -> Reach:
 
 
 def _on_one_host(near: Side, far: Side, device: int) -> Reach:
-    far_device = _visible_device(far.device_uuid)
+    far_device = visible_device(far.device_uuid)
     if near.pid_namespace != far.pid_namespace:
         problem = "the processes are in different pid namespaces; share one"
     elif far_device is None:
@@ -77,13 +77,6 @@ def _on_one_host(near: Side, far: Side, device: int) -> Reach:
     else:
         return Reach(True, "cuda_ipc", limit_gb_per_s=gpu_path(device, far_device).limit_gb_per_s)
     return Reach(False, "pinned host memory", problem)
-
-
-def _visible_device(uuid: str) -> int | None:
-    for index in range(_core.device_count()):
-        if _core.device_info(index).uuid == uuid:
-            return index
-    return None
 
 
 @functools.cache

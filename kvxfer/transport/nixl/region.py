@@ -8,15 +8,15 @@ from typing import Annotated
 import msgspec
 
 from kvxfer.errors import ProtocolMismatch
-from kvxfer.transport.board import ProcessSpec, decode_spec
+from kvxfer.memory.wire import Address, Device, NumBytes
+from kvxfer.transport.board import decode_spec
 from kvxfer.transport.nixl import wire
 from kvxfer.transport.nixl.memory import Range
 from kvxfer.transport.nixl.reach import Side
+from kvxfer.transport.process import ProcessSpec
 
 _SEAL_BYTES = 16
 
-_Address = Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
-_Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 46)]
 _Text = Annotated[str, msgspec.Meta(max_length=64)]
 
 
@@ -47,12 +47,12 @@ class RegionSpec(msgspec.Struct, frozen=True, kw_only=True):
     secret: Annotated[
         bytes, msgspec.Meta(min_length=wire.SECRET_BYTES, max_length=wire.SECRET_BYTES)
     ]
-    device: wire.Device
+    device: Device
     device_uuid: _Text
     rdma: bool
     in_place: bool
-    address: _Address
-    num_bytes: _Size
+    address: Address
+    num_bytes: NumBytes
     metadata: Annotated[bytes, msgspec.Meta(min_length=1, max_length=wire.MAX_METADATA_BYTES)]
 
     @property

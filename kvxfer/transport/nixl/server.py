@@ -10,6 +10,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -23,7 +24,7 @@ from kvxfer.errors import (
     TransferFailed,
 )
 from kvxfer.memory.buffer import Buffer
-from kvxfer.transport.board import Board, ProcessSpec
+from kvxfer.transport.board import Board
 from kvxfer.transport.nixl import pieces, wire
 from kvxfer.transport.nixl.agent import Agent
 from kvxfer.transport.nixl.memory import HOST_DEVICE, Range
@@ -31,7 +32,7 @@ from kvxfer.transport.nixl.slots import ABANDONED
 from kvxfer.transport.nixl.staging import Place, Staging, place_of, shape_of
 from kvxfer.transport.nixl.waiting import Pause
 from kvxfer.transport.nixl.wire import Kind, Message
-from kvxfer.transport.process import ProcessWatch
+from kvxfer.transport.process import ProcessSpec, ProcessWatch
 from kvxfer.tuning import Section
 
 _MAX_CONNECTIONS = 128
@@ -39,14 +40,18 @@ _MAX_DEVICE_BYTES = 8 << 30  # of slots in a GPU's memory
 _WATCH_S = 0.2
 _IDLE_S = 2e-3
 _BUSY_S = 100e-6
+_CLOSE_S = 30.0  # far above what the copies of all connections take
 _log = logging.getLogger(__name__)
 
 
 class _Connection:
-    def __init__(self, name: str, hello: wire.Hello, staging: Staging, host: str) -> None:
+    def __init__(
+        self, name: str, hello: wire.Hello, staging: Staging, pages: list[Buffer], host: str
+    ) -> None:
         self.name = name
         self.slot = hello.slot
         self.staging = staging
+        self._pages = pages
         self.number = 0  # of the transfer under way; 0 = none
         self.is_cut_off = False  # a transfer was refused, of which the peer may still write
         self.busy: dict[int, Message] = {}  # slots that are copied, and what asked for it
@@ -77,7 +82,7 @@ class _Connection:
 
     def close(self) -> None:
         """Wait for its copies and give everything back."""
-        _close(self.staging)
+        _close(self.staging, self._pages)
         self._unwatch()
 
     def _unwatch(self) -> None:
@@ -111,11 +116,25 @@ class Server:
         self._device = buffer.device
         self._regions = (*self._regions, Range(buffer.address, buffer.num_bytes, buffer.device))
 
-    def close(self) -> None:
-        """Tell all peers and stop; nothing is scattered any more once this returns."""
-        self._stop.set()
-        self._thread.join()
-        self._kept.clear()
+    def close(self) -> bool:
+        """Tell all peers and stop; may be called more than once, and waits the first time.
+
+        False where copies did not end in time: pages, slots and the agent are used until they have,
+        and whoever has them must keep them.
+        """
+        if not self._stop.is_set():
+            self._stop.set()
+            self._thread.join(_CLOSE_S)
+            if self._thread.is_alive():
+                _log.error(
+                    "copies for peers did not end within %.0f s; the pages that they may use are "
+                    "kept until this process ends",
+                    _CLOSE_S,
+                )
+        if self._thread.is_alive():
+            return False
+        self._kept = []
+        return True
 
     def _run(self) -> None:
         pause = Pause(_IDLE_S)
@@ -191,7 +210,7 @@ class Server:
             )
         self._take_over(hello.slot, name)
         staging = self._make_staging(hello)
-        made = _Connection(name, hello, staging, self._host)
+        made = _Connection(name, hello, staging, self._kept, self._host)
         self._connections[message.connection] = made
         self._board.occupy(made.slot, made.process)
         welcome = wire.Welcome(
@@ -344,12 +363,12 @@ class Server:
             self._spare = None
 
 
-def _close(staging: Staging) -> None:
+def _close(staging: Staging, pages: Sequence[Buffer] = ()) -> None:
     try:
         staging.close()
     except KvxferError:
-        _log.exception("the copies of a connection did not end; its slots are kept")
-        ABANDONED.append(staging)
+        _log.exception("the copies of a connection did not end; its slots and pages are kept")
+        ABANDONED.append((staging, pages))
 
 
 def _closed() -> PeerLost:

@@ -86,8 +86,8 @@ class _Slot:
         return all([one.release() for one in kept])
 
 
-class Slots:
-    """The slots of a link."""
+class StagedRows:
+    """Moves rows through the slots of a link."""
 
     def __init__(
         self, agent: Agent, far: Far, talk: Conversation, staging: Staging, far_slots: Range

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from kvxfer import _core
-from kvxfer.errors import InvalidUsage, NotAvailable, PeerLost, ProtocolMismatch
+from kvxfer.errors import InvalidUsage, NotAvailable, ProtocolMismatch
 from kvxfer.ip import unmapped
 from kvxfer.memory import KVCache, MemoryKind, Registration
 from kvxfer.memory.buffer import Buffer
 from kvxfer.transport import tuned
 from kvxfer.transport.base import Availability, Capabilities, Export, Link, Transport
-from kvxfer.transport.board import Board, ProcessSpec, slot_of
+from kvxfer.transport.board import Board, slot_of
 from kvxfer.transport.host_copy import choose_num_threads
 from kvxfer.transport.network_libraries import nixl_library
 from kvxfer.transport.nixl import wire
@@ -27,7 +27,8 @@ from kvxfer.transport.nixl.memory import Range
 from kvxfer.transport.nixl.reach import Reach, Side, has_rdma, maps_directly, reach
 from kvxfer.transport.nixl.region import RegionSpec, common_peer, open_sealed, seal
 from kvxfer.transport.nixl.server import Server
-from kvxfer.transport.process import ProcessWatch
+from kvxfer.transport.nixl.slots import ABANDONED
+from kvxfer.transport.process import ProcessSpec, ProcessWatch
 from kvxfer.tuning import Section
 
 _LOOPBACK = {"engine_config": "NET_DEVICES=lo"}
@@ -136,14 +137,16 @@ class NixlTransport(Transport):
                 num_bytes=memory.num_bytes,
                 metadata=agent.metadata(memory if in_place else None),
             )
-            return _NixlExport(seal(spec), partial(self._withdraw, undo.pop_all()))
+            return _NixlExport(seal(spec), partial(self._withdraw, self._server, undo.pop_all()))
 
-    def _withdraw(self, undo: ExitStack) -> None:
+    def _withdraw(self, server: Server, undo: ExitStack) -> None:
         # With one region gone nothing may be written any more, and peers hold all or none.
-        if self._server is not None:
-            self._server.close()
+        if self._server is server:
             self._server = None
-        undo.close()
+        if server.close():
+            undo.close()
+        else:
+            ABANDONED.append((server, undo))
 
     def link(self, cache: KVCache, regions: Sequence[bytes], board: bytes) -> Link:
         """Connect to the peer that serves ``regions``."""
@@ -163,8 +166,7 @@ class NixlTransport(Transport):
             watch = None
             if far.host == _host_id():
                 watch = undo.enter_context(ProcessWatch(far.process.identity()))
-                if watch.has_ended:
-                    raise PeerLost(f"process {far.process.pid} ended; connect again")
+                watch.require_alive()
             agent = self._use_agent(device)
             undo.callback(self._leave_agent)
             if far.agent == agent.name:

@@ -24,7 +24,9 @@ from typing import Annotated, NamedTuple, TypeVar
 import msgspec
 
 from kvxfer.errors import ProtocolMismatch
-from kvxfer.transport.board import NUM_SLOTS, ProcessSpec
+from kvxfer.memory.wire import Address, Device
+from kvxfer.transport.board import NUM_SLOTS
+from kvxfer.transport.process import ProcessSpec
 
 VERSION = 2
 ID_BYTES = 16
@@ -88,7 +90,6 @@ def decode(data: bytes) -> Message | None:
         return None
 
 
-Device = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 16)]
 _Metadata = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_METADATA_BYTES)]
 
 
@@ -113,7 +114,7 @@ class Welcome(msgspec.Struct, frozen=True):
     ``device``: the CUDA device of the far side that has them, or -1 for host memory.
     """
 
-    address: Annotated[int, msgspec.Meta(gt=0, le=(1 << 63) - 1)]
+    address: Address
     slot_bytes: Annotated[int, msgspec.Meta(ge=1 << 17, le=1 << 28)]
     num_slots: Annotated[int, msgspec.Meta(ge=1, le=64)]
     device: Device

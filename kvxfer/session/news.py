@@ -1,38 +1,49 @@
-"""Tells senders which of their requests a receiver has given up, so that they stop writing."""
+"""Tells senders what became of their requests at a receiver: given up, or decided after a wait."""
 
 import math
 
-from kvxfer.control import Deferred, FailedRequests
-from kvxfer.control.messages import MAX_FAILURES
+from kvxfer.control import DeferredReply, WatchReply
+from kvxfer.control.messages import MAX_NEWS
 
 _HOLD_S = 1.0  # an answer without news says that this side lives
 
 
-class FailureWatch:
-    """What each connection has yet to hear, and the call by which it waits for it."""
+class News:
+    """What each connection has yet to hear, and the call by which it waits for that."""
 
     def __init__(self) -> None:
         """Nobody waits."""
-        self._news: dict[str, dict[str, str]] = {}  # reasons by request, by connection
-        self._waiting: dict[str, tuple[Deferred, float]] = {}  # and when to answer at the latest
+        # By connection and request: why it has failed, or None where it need not wait any more.
+        self._news: dict[str, dict[str, str | None]] = {}
+        self._waiting: dict[
+            str, tuple[DeferredReply, float]
+        ] = {}  # and when to answer at the latest
 
     @property
     def next_s(self) -> float:
         """When :meth:`tell` is due; infinity for never."""
         return min((end_s for _, end_s in self._waiting.values()), default=math.inf)
 
-    def watch(self, connection: str, now_s: float) -> FailedRequests | Deferred:
+    def watch(self, connection: str, now_s: float) -> WatchReply | DeferredReply:
         """The failures that a connection has not heard of, or later those that come next."""
         if connection in self._news:
             return self._take(connection)
         # A call before it was given up by its caller, which asks again.
-        answer = Deferred()
+        answer = DeferredReply()
         self._waiting[connection] = (answer, now_s + _HOLD_S)
         return answer
 
-    def add(self, connection: str, request_id: str, reason: str) -> None:
+    def add_failure(self, connection: str, request_id: str, reason: str) -> None:
         """A request of a connection has failed."""
         self._news.setdefault(connection, {})[request_id] = reason
+
+    def add_decision(self, connection: str, request_id: str) -> None:
+        """A reservation of a connection, which was to wait, would be answered now."""
+        self._news.setdefault(connection, {}).setdefault(request_id, None)
+
+    def is_heard_by(self, connection: str) -> bool:
+        """Whether it waits for its news in a call."""
+        return connection in self._waiting and self._waiting[connection][0].is_open
 
     def forget(self, connection: str) -> None:
         """A connection has ended."""
@@ -49,9 +60,12 @@ class FailureWatch:
             if answer.is_open:
                 answer.complete(self._take(connection))
 
-    def _take(self, connection: str) -> FailedRequests:
+    def _take(self, connection: str) -> WatchReply:
         news = self._news.pop(connection, {})
-        told = [(name, news.pop(name)) for name in list(news)[:MAX_FAILURES]]
+        told = {name: news.pop(name) for name in list(news)[:MAX_NEWS]}
         if news:
             self._news[connection] = news
-        return FailedRequests(told)
+        return WatchReply(
+            failures=[(name, reason) for name, reason in told.items() if reason is not None],
+            decided=[name for name, reason in told.items() if reason is None],
+        )

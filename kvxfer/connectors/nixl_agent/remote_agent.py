@@ -10,14 +10,13 @@ from kvxfer import _core
 from kvxfer.closing import Closing
 from kvxfer.connectors.nixl_agent.facts import SECRET_BYTES, AgentFacts, RegionFacts
 from kvxfer.connectors.nixl_agent.ledger import map_ledger
-from kvxfer.errors import NotAvailable, PeerLost, ProtocolMismatch
+from kvxfer.errors import PeerLost, ProtocolMismatch
 from kvxfer.layout import CopyPlan
 from kvxfer.memory import MemoryKind
 from kvxfer.memory.ipc import import_region
-from kvxfer.transport.board import ProcessSpec
 from kvxfer.transport.host_copy import plan_tables
-from kvxfer.transport.nvlink import visible_device
-from kvxfer.transport.process import ProcessWatch
+from kvxfer.transport.nvlink import require_peer_access
+from kvxfer.transport.process import ProcessSpec, ProcessWatch
 
 _U64 = (1 << 64) - 1
 HOST_DEVICE = -1
@@ -52,7 +51,7 @@ def reach_of(regions: list[RegionFacts], shifts: list[int], **more: object) -> R
     return Reach(ranges, regions, **more)  # type: ignore[arg-type]
 
 
-class Peer(Closing):
+class RemoteAgent(Closing):
     """An agent that was met. All methods may be called from several threads.
 
     Attributes:
@@ -173,9 +172,7 @@ class Peer(Closing):
         for region in regions:
             spec = region.exported
             assert spec is not None
-            far_device = visible_device(spec.device_uuid)
-            if near_device != far_device and not _core.can_access_peer(near_device, far_device):
-                raise NotAvailable(f"GPU {near_device} has no peer access to GPU {far_device}")
+            far_device = require_peer_access(near_device, spec.device_uuid)
             if self._is_here:  # an IPC handle cannot be opened by the process that exported it
                 if near_device != far_device:
                     _core.enable_peer_access(near_device, far_device)
