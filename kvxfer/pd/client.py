@@ -4,6 +4,7 @@ Load is `vllm bench serve`'s; see kvxfer/pd/load.
 """
 
 import http.client
+import ipaddress
 import json
 import math
 import time
@@ -41,6 +42,25 @@ class Answer:
     def num_messages(self) -> int:
         """Chunks with choices."""
         return len(self.gaps_s) + 1
+
+
+def require_host(host: str) -> None:
+    """Check that a host may be part of a URL: a name, or an address without brackets or a port.
+
+    Raises:
+        InvalidUsage: it may not.
+    """
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        if ":" in host:
+            ipaddress.IPv6Address(host)
+        is_one = address_of(f"http://{shown}:1") == (host.lower(), 1)
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise InvalidUsage(
+            f"{host!r} is no host; give a name, or an address such as 10.0.0.1 or ::1"
+        )
 
 
 def address_of(url: str) -> tuple[str, int | None]:
@@ -101,11 +121,15 @@ def post_all(
         return [_object(url + path, exchange.text()) for exchange in exchanges]
 
 
-def _object(where: str, text: str) -> dict[str, Any]:
+def _json(where: str, text: str | bytes) -> Any:
     try:
-        answer = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TransferFailed(f"{where} answered what is no JSON: {error}") from error
+
+
+def _object(where: str, text: str) -> dict[str, Any]:
+    answer = _json(where, text)
     if not isinstance(answer, dict):
         raise TransferFailed(f"{where} answered {type(answer).__name__}, not an object")
     return answer
@@ -141,12 +165,19 @@ def complete(
                 raise NotAvailable(f"{url} still answers after {most_s:g} s; give it more time")
             if choices := event.get("choices"):
                 times_s.append(time.perf_counter())
-                texts.append(str(choices[0].get("text") or ""))
+                texts.append(_text(url, choices))
             num_tokens = _num_tokens(event) or num_tokens
     if not times_s:
         raise TransferFailed(f"{url} answered without a token; see the engine's log")
     gaps_s = (later - earlier for earlier, later in pairwise(times_s))
     return Answer("".join(texts), times_s[0] - start_s, tuple(gaps_s), num_tokens)
+
+
+def _text(url: str, choices: Any) -> str:
+    try:
+        return str(choices[0].get("text") or "")
+    except (LookupError, TypeError, AttributeError) as error:
+        raise TransferFailed(f"{url} sent choices that are no completion's: {error!r}") from error
 
 
 def _num_tokens(event: Mapping[str, Any]) -> int | None:
@@ -162,15 +193,15 @@ def _events(
     with _Exchange("POST", url, path, body, timeout_s) as exchange:
         response = exchange.response()
         while line := response.readline(_MAX_LINE_BYTES):
-            if not line.startswith(b"data: "):
+            if not line.startswith(b"data:"):
                 continue
-            data = line.removeprefix(b"data: ").strip()
+            data = line.removeprefix(b"data:").strip()
             if data == b"[DONE]":
                 return
-            event = json.loads(data)
+            event = _json(url + path, data)
             if isinstance(event, dict):
-                if "error" in event:
-                    raise TransferFailed(f"{url}{path}: {event['error']}")
+                if error := event.get("error"):
+                    raise TransferFailed(f"{url}{path}: {error}")
                 yield event
     raise TransferFailed(f"{url}{path}: the stream ended without [DONE]; see the engine's log")
 
@@ -223,8 +254,6 @@ class _Exchange:
             raise NotAvailable(
                 f"{self._where} does not answer ({_reason(error)}); is the server up there?"
             ) from error
-        if isinstance(error, json.JSONDecodeError):
-            raise TransferFailed(f"{self._where} answered what is no JSON: {error}") from error
 
 
 def _reason(error: OSError | http.client.HTTPException) -> str:

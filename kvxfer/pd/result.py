@@ -23,8 +23,6 @@ import msgspec
 from kvxfer.errors import InvalidUsage
 from kvxfer.whole_file import read_bounded, write_whole
 
-SETUP_SCHEMA = "kvxfer.pd-setup/1"
-POINT_SCHEMA = "kvxfer.pd-point/1"
 SETUP_FILE = "setup.json"
 POINT_SUFFIX = ".point.json"
 MAX_RECORD_BYTES = 16 << 20
@@ -56,9 +54,10 @@ class PDSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     An aggregated set-up has ``num_prefill`` engines that do both and no decode engines; so has one
     of kind ``prefill_only``, whose replies are one token long. ``external`` is a server that was
-    running already. ``reuse`` says which KV of earlier prompts engines use. ``token_budget`` is
-    the most tokens of one engine step (vLLM's ``max_num_batched_tokens``), None where it is not
-    known.
+    running already, at ``url``, and said that it serves ``served_name``; both are None of what was
+    started for the run. ``bench_args`` is what the client was told besides. ``reuse`` says which KV
+    of earlier prompts engines use. ``token_budget`` is the most tokens of one engine step (vLLM's
+    ``max_num_batched_tokens``), None where it is not known.
     """
 
     schema: Literal["kvxfer.pd-setup/1"] = "kvxfer.pd-setup/1"
@@ -74,6 +73,9 @@ class PDSetup(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[str] = []
     prefill_args: list[str] = []
     decode_args: list[str] = []
+    url: str | None = None
+    served_name: str | None = None
+    bench_args: list[str] = []
     token_budget: _Positive | None = None
     environment: dict[str, str] = {}
     started_at: str = ""  # ISO 8601, UTC

@@ -29,8 +29,10 @@ from fake_engine_model import (
     prompts_of,
     tokenize,
 )
+from free_ports import free_port
 
-WAIT_S = 10.0
+WAIT_S = 60.0
+_FAILS_AT = 3  # steps, where an answer breaks off
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -72,19 +74,27 @@ class Engine:
 
     wire: Wire = field(default_factory=Wire)
     prefill_s: float = 0.0
+    held: asyncio.Event | None = None  # a prompt's work takes until it is set
     step_s: float = 0.0
     refusal: tuple[int, bytes] | None = None  # of every completion
     dies_after: int | None = None  # steps
     dies_at_once: bool = False
     breaks_off: bool = False  # amid its answer
+    breaks_chunk: bool = False  # amid its answer comes what is no HTTP
+    fails_after: int | None = None  # steps; an event says so
     health: int = 200
     health_s: float = 0.0
     answer_s: float = 0.0  # until an answer whose work is done
+    answer_held: asyncio.Event | None = None  # the same, until it is set
+    tokenize_held: asyncio.Event | None = None
+    max_model_len: int = MAX_MODEL_LEN
     tokens_per_chunk: int = 1
+    line_end: bytes = b"\n"  # of a stream
     bytewise: bool = False
     pace: asyncio.Semaphore | None = None  # one release, one chunk
     padding: str = ""  # in every chunk
     seen: list[Seen] = field(default_factory=list)
+    queries: dict[str, str] = field(default_factory=dict)  # of who asked for the models last
     num_active: int = 0
     num_aborted: int = 0
     num_written: int = 0
@@ -104,9 +114,9 @@ class Engine:
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
         )
         await runner.setup()
+        self.port = self.port or free_port()  # which it has again once it is back
         site = web.TCPSite(runner, "127.0.0.1", self.port)
         await site.start()
-        self.port = runner.addresses[0][1]
         try:
             yield self
         finally:
@@ -125,14 +135,17 @@ class Engine:
 
     async def _models(self, request: web.Request) -> web.Response:
         await self._note(request)
+        self.queries = dict(request.query)
         return web.json_response({"object": "list", "data": [{"id": "letters"}]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = (await self._note(request)).body
+        if self.tokenize_held is not None:
+            await self.tokenize_held.wait()
         text = body["prompt"] if "prompt" in body else chat_text(body["messages"])
         tokens = tokenize(text)
         return web.json_response(
-            {"count": len(tokens), "max_model_len": MAX_MODEL_LEN, "tokens": tokens}
+            {"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens}
         )
 
     async def _note(self, request: web.Request) -> Seen:
@@ -170,7 +183,7 @@ class Engine:
     ) -> web.StreamResponse:
         prompts = prompts_of(body, is_chat)
         num_prompt = sum(map(len, prompts))
-        max_tokens = max_tokens_of(body, is_chat, max(map(len, prompts)))
+        max_tokens = max_tokens_of(body, is_chat, self.max_model_len - max(map(len, prompts)))
         check(body, max_tokens)
         request_id = request.headers.get("X-Request-Id") or str(time.monotonic_ns())
         answers = Answers(request_id, int(time.time()), body, is_chat)
@@ -185,37 +198,57 @@ class Engine:
             await response.prepare(request)
         kv_params = await self._hand_over(body, prompts[0], outputs[0][0].token)
         if not body.get("stream"):
-            await asyncio.sleep(self.step_s * max(map(len, outputs)))
-            await asyncio.sleep(self.answer_s)
-            if self.dies_after is not None:
-                _die(request)
             whole = answers.whole(list(itertools.chain(*outputs)), num_prompt, kv_params)
-            if self.breaks_off:
-                response = web.StreamResponse(headers={"Content-Length": "1000"})
-                await response.prepare(request)
-                await self._break_off(request, response)
-            return web.json_response(whole)
+            return await self._whole(request, whole, max(map(len, outputs)))
         for chunk in answers.opening(len(outputs), num_prompt):
             await self._send(response, chunk)
         for num_done, (steps, count) in enumerate(self._chunks(outputs)):
-            if num_done == self.dies_after:
-                _die(request)
-            if self.breaks_off and num_done == 3:
-                await self._break_off(request, response)
+            await self._fail(request, response, num_done)
+            if num_done == self.fails_after:
+                await self._send(response, {"error": {"message": "no KV", "code": 500}})
+                break
             await asyncio.sleep(self.step_s)
             if self.pace is not None:
                 await self.pace.acquire()
             await self._send(response, answers.chunk(steps, num_prompt, count))
         for chunk in answers.closing(num_prompt, sum(map(len, outputs))):
             await self._send(response, chunk)
-        await self._write(response, b"data: [DONE]\n\n")
+        await self._write(response, b"data: [DONE]" + 2 * self.line_end)
         await response.write_eof()
         return response
 
-    async def _break_off(self, request: web.Request, response: web.StreamResponse) -> None:
-        await response.write(b'data: {"id": ')
-        await asyncio.sleep(0.1)  # so that it is not lost with the connection
-        _die(request)
+    async def _whole(
+        self, request: web.Request, answer: dict[str, Any], num_steps: int
+    ) -> web.StreamResponse:
+        await asyncio.sleep(self.step_s * num_steps)
+        await asyncio.sleep(self.answer_s)
+        if self.answer_held is not None:
+            await self.answer_held.wait()
+        if self.dies_after is not None:
+            _die(request)
+        if self.breaks_off or self.breaks_chunk:
+            length = {"Content-Length": "1000"} if self.breaks_off else None
+            response = web.StreamResponse(headers=length)
+            await response.prepare(request)
+            await self._fail(request, response, _FAILS_AT)
+        return web.json_response(answer)
+
+    async def _fail(
+        self, request: web.Request, response: web.StreamResponse, num_done: int
+    ) -> None:
+        """What goes wrong amid an answer."""
+        if num_done == self.dies_after:
+            _die(request)
+        if self.breaks_off and num_done == _FAILS_AT:
+            await response.write(b'data: {"id": ')
+            await asyncio.sleep(0.1)  # so that it is not lost with the connection
+            _die(request)
+        if self.breaks_chunk and num_done == _FAILS_AT:
+            assert request.transport is not None
+            await response.write(b"data: {}\n\n")
+            await asyncio.sleep(0.1)  # so that it does not come with what was before
+            request.transport.write(b"ZZ!\r\n")
+            await asyncio.sleep(WAIT_S)
 
     def _chunks(self, outputs: list[list[Step]]) -> list[tuple[list[Step], int]]:
         size = self.tokens_per_chunk
@@ -230,7 +263,7 @@ class Engine:
     async def _send(self, response: web.StreamResponse, chunk: dict[str, Any]) -> None:
         if self.padding:
             chunk = {**chunk, "padding": self.padding}
-        await self._write(response, b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await self._write(response, b"data: " + json.dumps(chunk).encode() + 2 * self.line_end)
 
     async def _write(self, response: web.StreamResponse, data: bytes) -> None:
         pieces = [data[i : i + 1] for i in range(len(data))] if self.bytewise else [data]
@@ -244,6 +277,8 @@ class Engine:
         """What the connector does between a prompt and its first token."""
         params = body.get("kv_transfer_params") or {}
         await asyncio.sleep(self.prefill_s)
+        if self.held is not None:
+            await self.held.wait()
         own = params.get("kvxfer")
         if own and own["role"] == "send":
             self.wire.push(own["transfer_id"]).set()
@@ -278,7 +313,7 @@ class Engine:
         socket.connect(self.wire.notice_url)
         for _ in range(self.wire.num_notices):
             await socket.send(msgspec.msgpack.encode({"type": "ProxyNotif", "req_id": request_id}))
-        context.destroy(linger=1000)
+        context.destroy(linger=20_000)
 
 
 def _die(request: web.Request) -> None:

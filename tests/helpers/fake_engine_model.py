@@ -58,16 +58,15 @@ def prompts_of(body: dict[str, Any], is_chat: bool) -> list[list[int]]:
     raise Refused("prompt is missing")
 
 
-def max_tokens_of(body: dict[str, Any], is_chat: bool, num_prompt: int) -> int:
-    room = MAX_MODEL_LEN - num_prompt
+def max_tokens_of(body: dict[str, Any], is_chat: bool, room: int) -> int:
     if is_chat:
         asked = body.get("max_completion_tokens") or body.get("max_tokens")
-    else:
-        asked = body.get("max_tokens", 16)
+    else:  # vLLM 0.32 takes null for its default, too
+        asked = 16 if body.get("max_tokens") is None else body["max_tokens"]
     if asked is None:
         return room
     if asked < 1 or asked > room:
-        raise Refused(f"max_tokens is {asked}; the prompt has {num_prompt} tokens")
+        raise Refused(f"max_tokens is {asked}; there is room for {room}")
     return int(asked)
 
 

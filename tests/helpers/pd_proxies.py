@@ -29,7 +29,10 @@ STREAMS: dict[str, dict[str, Any]] = {
     },
 }
 LIMIT_S = 90.0
-QUICK = Limits(connect_s=1.0, refusal_s=0.3, notice_s=1.0, discard_s=2.0, probe_s=1.0)
+# Of the first decode engine's first rank. Nobody binds them: lower than all that `free_port` gives.
+INIT_PORT, ALLOC_ABOVE = 2_000, 1_000
+# Far above what anything takes; but for this a refusal waits where there will be no other.
+LIMITS = Limits(connect_s=60.0, refusal_s=0.3, notice_s=60.0, discard_s=60.0, probe_s=60.0)
 
 
 @dataclass
@@ -112,6 +115,10 @@ class Setup:
         await until(lambda: not any(engine.num_active for engine in engines), within_s)
         await until_true(self._has_no_load, within_s)
 
+    async def drained(self) -> None:
+        """No KV lies in a decode engine's buffer any more (lmcache)."""
+        await until(lambda: not self.wire.buffered)
+
     async def _has_no_load(self) -> bool:
         names = ("kvxfer_proxy_engine_tokens", "kvxfer_proxy_engine_requests")
         loads = [await self.metric(name) for name in (*names, "kvxfer_proxy_requests_running")]
@@ -124,7 +131,7 @@ async def serving(
     num_decode: int = 1,
     *,
     tp_size: int = 1,
-    limits: Limits = QUICK,
+    limits: Limits = LIMITS,
     **options: Any,
 ) -> AsyncIterator[Setup]:
     """Engines and a proxy in front of them."""
@@ -141,8 +148,8 @@ async def serving(
         addresses = [EngineAddress("prefill", "127.0.0.1", engine.port) for engine in prefill]
         for index, engine in enumerate(decode):
             channels = tuple(
-                Channels("127.0.0.1", 20_000 + 10 * index + rank, 21_000 + 10 * index + rank)
-                for rank in range(tp_size)
+                Channels("127.0.0.1", init_port, init_port + ALLOC_ABOVE)
+                for init_port in range(INIT_PORT + 10 * index, INIT_PORT + 10 * index + tp_size)
             )
             addresses.append(EngineAddress("decode", "127.0.0.1", engine.port, channels))
         told = ProxyOptions(

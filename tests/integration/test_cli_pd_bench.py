@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -127,9 +126,13 @@ def test_a_server_that_runs_already_is_measured(fake: Fake, tmp_path: Path) -> N
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
         done = fake.run("bench", "--url", url, *LOAD, "--out", str(out))
+        assert done.returncode == 0, done.stderr
+        for others in (("--url", "http://127.0.0.1:9"), ("--url", url, "--bench-args", "--x 1")):
+            again = fake.run("bench", *others, *LOAD, "--out", str(out))
+            assert again.returncode == 2
+            assert "give it another name, or another --out" in again.stderr
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr
     assert load_setup(out / "server").kind == "external"
     assert load_point(out / "server" / "c1-i16-o4.point.json").served_prompt_tokens is None
 
@@ -175,9 +178,8 @@ def test_a_second_ctrl_c_while_a_set_up_ends_kills(fake: Fake, tmp_path: Path) -
     slow = ("--engine-args=--fake=slow", "--setup", "one=aggregated")
     with fake.started("bench", *slow, *LOAD, "--out", str(tmp_path / "run")) as process:
         fake.wait_for("asked to end")
-        for _ in range(2):
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.1)  # two that come at once are one
+        for number in (signal.SIGINT, signal.SIGTERM):  # two of one kind at once are one
+            process.send_signal(number)
         process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 130
         assert fake.running() == []

@@ -102,7 +102,7 @@ def test_an_engine_that_cannot_start_is_shown_with_its_last_lines(
 
 
 def test_an_engine_that_is_never_healthy_meets_the_deadline(fake: Fake) -> None:
-    done = fake.run("up", "--aggregated", "--engine-args=--fake=never", "--start-timeout", "2")
+    done = fake.run("up", "--aggregated", "--engine-args=--fake=never", "--start-timeout", "20")
     assert done.returncode == 1
     assert "--start-timeout" in done.stderr
     assert "max_num_batched_tokens=2048" in done.stderr  # the log of the one that is late

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pd_proxies import CHAT, COMPLETIONS, MESSAGES, PROMPT, Setup, run, serving, until_true
+from waiting import eventually
 
 from kvxfer.cli.main import main
 from kvxfer.pd.advise.advice import advise
@@ -43,7 +45,7 @@ def test_a_stream_is_counted_token_by_token(connector: str) -> None:
     async def test() -> None:
         async with serving(connector=connector) as setup:
             setup.prefill[0].prefill_s = 0.3
-            setup.decode[0].step_s = 0.05
+            setup.decode[0].step_s = 0.2  # more than is asked for: chunks may come together
             seen = await watched(setup, {"prompt": PROMPT, "max_tokens": 6, **STREAM})
             assert seen.connector == connector
             assert (seen.prompt_tokens, seen.output_tokens) == (len(PROMPT), 6)
@@ -111,6 +113,38 @@ def test_whole_answers_and_idle_proxies_have_no_first_token() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("connector", ["kvxfer", "lmcache"])
+def test_a_stream_that_ends_with_an_error_is_in_no_percentile(connector: str) -> None:
+    async def test() -> None:
+        async with serving(connector=connector) as setup:
+            setup.decode[0].fails_after = 3
+            seen = await watched(setup, {"prompt": PROMPT, "max_tokens": 9, **STREAM})
+            assert seen.num_failed == 1
+            counts = {key: one.count for key, one in seen.histograms.items() if one is not None}
+            assert counts.pop("prefill") == 1
+            assert set(counts.values()) == {0}
+            found = advise(seen, parse_targets("ttft:p99:60000,e2el:p99:60000"))
+            assert found.outcome != "holds"
+
+    run(test())
+
+
+def test_a_stream_whose_client_left_counts_as_far_as_it_was_seen() -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            setup.decode[0].pace = asyncio.Semaphore(2)
+            body = {"prompt": PROMPT, "max_tokens": 9, **STREAM}
+            async with setup.session.post(setup.url + COMPLETIONS, json=body) as response:
+                while b"data" not in await response.content.readany():
+                    pass
+            await setup.settled()
+            name = "kvxfer_proxy_time_to_first_token_seconds_count"
+            assert await setup.metric(name) == 1
+            assert await setup.metric("kvxfer_proxy_e2e_latency_seconds_count") == 0
+
+    run(test())
+
+
 def test_an_engine_that_is_down_is_told() -> None:
     async def test() -> None:
         async with serving(num_prefill=2) as setup:
@@ -129,19 +163,30 @@ def test_an_engine_that_is_down_is_told() -> None:
 
 
 def test_the_command_judges_and_predicts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    num_answers = 0
+
+    def sleep(_: float) -> None:
+        """As long as it takes to answer some."""
+        enough = num_answers + 3
+        eventually(lambda: num_answers >= enough, "nobody is answered")
+
     async def test() -> None:
         async with serving() as setup:
             words = ["pd", "advise", "--metrics", setup.url, "--interval", "1.5"]
 
             async def advised(slo: str, *more: str) -> int:
+                nonlocal num_answers
                 told = asyncio.to_thread(main, [*words, "--slo", slo, *more])
                 command = asyncio.ensure_future(told)
                 while not command.done():
                     await setup.ask({"prompt": PROMPT, "max_tokens": 6, **STREAM})
+                    num_answers += 1
                     await asyncio.sleep(0.05)
                 return await command
+
+            monkeypatch.setattr("kvxfer.cli.pd.advise.watch", partial(watch, sleep=sleep))
 
             assert await advised("ttft:p99:300000,itl:p99:300000") == 0
             assert "The SLO holds" in capsys.readouterr().out
@@ -154,6 +199,7 @@ def test_the_command_judges_and_predicts(
             record = json.loads(path.read_text())
             assert record["outcome"] == "broken"
             assert "transfers take no time: no sweep was given" in record["present"]["uncovered"]
+            monkeypatch.undo()
             assert await asyncio.to_thread(main, [*words, "--slo", "ttft:p99:500"]) == 3
             assert "ask again under load" in capsys.readouterr().out
 

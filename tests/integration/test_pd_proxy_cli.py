@@ -106,7 +106,7 @@ def test_a_port_in_use_is_said(option: str) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        other = [] if option == "--port" else ["--port", "0"]
+        other = ["--proxy-port", str(free_port())] if option == "--port" else ["--port", "0"]
         done = failed("--connector", "lmcache", *other, option, port)
     assert done.returncode == 3
     assert port in done.stderr

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fake_engine import Engine
-from pd_proxies import CHAT, COMPLETIONS, PROMPT, QUICK, Setup, run, serving, until, until_true
+from pd_proxies import CHAT, COMPLETIONS, LIMITS, PROMPT, Setup, run, serving, until, until_true
 
 from kvxfer.pd.proxy import legs
 
@@ -83,7 +83,7 @@ def test_a_refusal_of_the_decode_engine_ends_the_prefill() -> None:
 
 def test_where_both_refuse_the_client_reads_the_decode_engine_s_words() -> None:
     async def test() -> None:
-        async with serving() as setup:
+        async with serving(limits=replace(LIMITS, refusal_s=60.0)) as setup:
             # 9,000 tokens do not fit; the prefill leg asks for one.
             body = {"prompt": PROMPT, "max_tokens": 9000}
             ours, alone = await setup.ask_both(body)
@@ -158,9 +158,9 @@ def test_an_engine_that_says_it_is_not_well_gets_no_requests() -> None:
 
 def test_an_engine_that_hangs_gets_no_requests_and_one_that_is_late_once_does() -> None:
     async def test() -> None:
-        async with serving(2, limits=replace(QUICK, probe_s=0.2)) as setup:
+        async with serving(2, limits=replace(LIMITS, probe_s=1.0)) as setup:
             late, hung = setup.prefill
-            late.health_s = 0.5
+            late.health_s = 20.0
             await until(lambda: late.num_probes > 1)  # the one before was too late
             late.health_s = 0.0
             hung.health_s = 20.0
@@ -239,6 +239,43 @@ def test_a_stream_whose_engine_dies_ends_with_an_error_event(path: str) -> None:
     run(test())
 
 
+def test_a_stream_with_other_line_ends_ends_with_an_error_event() -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            setup.decode[0].dies_after = 3
+            setup.decode[0].line_end = b"\r\n"
+            reply = await setup.ask({**LONG, "stream": True})
+            assert reply.body.count(b"\r\n\r\n") == 3
+            (error, end) = reply.body.rpartition(b"\r\n\r\n")[2].split(b"\n\n")[:2]
+            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == 502
+            assert end == b"data: [DONE]"
+
+    run(test())
+
+
+def test_a_stream_that_goes_on_with_what_is_no_http_ends_with_an_error_event() -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            setup.decode[0].breaks_chunk = True
+            *_, error, end = (await setup.ask({**LONG, "stream": True})).events
+            assert (error["error"]["code"], end) == (502, "[DONE]")
+            await setup.settled()
+
+    run(test())
+
+
+@pytest.mark.parametrize("connector", ["nixl", "lmcache"])
+def test_a_prefill_s_answer_that_is_no_http_is_status_502(connector: str) -> None:
+    async def test() -> None:
+        async with serving(connector=connector) as setup:
+            setup.prefill[0].breaks_chunk = True
+            reply = await setup.ask(LONG)
+            assert (reply.status, reply.json["error"]["code"]) == (502, 502)
+            await setup.settled()
+
+    run(test())
+
+
 def test_half_an_event_or_half_an_answer_is_not_passed_for_a_whole_one() -> None:
     async def test() -> None:
         async with serving() as setup:
@@ -277,11 +314,16 @@ def test_a_decode_that_ends_first_ends_the_prefill() -> None:
 
 def test_a_request_that_takes_too_long_is_status_504() -> None:
     async def test() -> None:
-        async with serving(limits=replace(QUICK, request_s=0.5)) as setup:
-            setup.prefill[0].prefill_s = 20.0
-            reply = await setup.ask(LONG)
-            assert (reply.status, reply.json["error"]["code"]) == (504, 504)
-            await gone(setup, setup.prefill[0], setup.decode[0])
+        async with serving(limits=replace(LIMITS, request_s=0.5)) as setup:
+            setup.prefill[0].prefill_s = 60.0
+            begun = [0, 0]
+            while not all(begun):  # both legs, before the time was over
+                reply = await setup.ask(LONG)
+                assert (reply.status, reply.json["error"]["code"]) == (504, 504)
+                await setup.settled()
+                engines = (setup.prefill[0], setup.decode[0])
+                begun = [len(engine.seen) for engine in engines]
+            assert [engine.num_aborted for engine in engines] == begun
 
     run(test())
 
@@ -292,6 +334,7 @@ def test_a_slow_client_slows_the_engine_and_fills_no_buffer() -> None:
             setup.decode[0].padding = "x" * 100_000
             body = {**LONG, "stream": True}
             async with setup.session.post(setup.url + COMPLETIONS, json=body) as response:
+                await until(lambda: setup.decode[0].num_written > 0)
                 num_written = -1
                 while num_written != setup.decode[0].num_written:
                     num_written = setup.decode[0].num_written

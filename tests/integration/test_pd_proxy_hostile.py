@@ -4,16 +4,19 @@ import asyncio
 import json
 import logging
 import socket
+import struct
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
-from pd_proxies import CHAT, COMPLETIONS, QUICK, Setup, run, serving, until_true
+from pd_proxies import CHAT, COMPLETIONS, LIMITS, Setup, run, serving, until, until_true
 
 from kvxfer.pd.proxy import http_log
 
 GOOD = {"prompt": [1, 2, 3], "max_tokens": 2}
-SMALL = replace(QUICK, body_bytes=10_000, body_s=0.5, header_s=0.5)
+HEADER_S = 0.5
+LINGERS_NOT = struct.pack("ii", 1, 0)  # a close is a reset
+QUICK_HEADER = replace(LIMITS, header_s=HEADER_S)
 
 BAD_BODIES = {
     "empty": b"",
@@ -27,6 +30,7 @@ BAD_BODIES = {
     "nan": b'{"prompt": [1, 2], "temperature": NaN}',
     "deep": b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "deep_objects": b'{"prompt": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
+    "hidden_encoder_params": b'{"prompt": [1, 2], "vllm_xargs": {"ec_transfer_params": "x"}}',
     "hidden_params": b'{"prompt": [1, 2], "vllm_xargs": {"kv_transfer\\u005fparams": "x"}}',
     "xargs_no_object": b'{"prompt": [1, 2], "vllm_xargs": [1]}',
     "gzip": b"\x1f\x8b\x08\x00" + b"\x00" * 64,
@@ -108,16 +112,19 @@ def test_a_client_cannot_send_kv_anywhere() -> None:
     async def test() -> None:
         async with serving() as setup:
             there = {"kvxfer": {"role": "send", "receivers": [{"init": "tcp://10.0.0.9:1"}]}}
-            await setup.ask({**GOOD, "kv_transfer_params": there})
-            for engine in (setup.prefill[0], setup.decode[0]):
-                assert b"10.0.0.9" not in engine.seen[0].raw
+            params = {name: there for name in ("kv_transfer_params", "ec_transfer_params")}
+            await setup.ask({**GOOD, **params})
+            await setup.ask({**GOOD, **params, "prompt": [1]})  # by one engine alone
+            assert len(setup.decode[0].seen) == 2
+            for seen in (*setup.prefill[0].seen, *setup.decode[0].seen):
+                assert b"10.0.0.9" not in seen.raw
 
     run(test())
 
 
 def test_a_body_above_the_limit_is_status_413() -> None:
     async def test() -> None:
-        async with serving(limits=SMALL) as setup:
+        async with serving(limits=replace(LIMITS, body_bytes=10_000)) as setup:
             large = {**GOOD, "user": "x" * 20_000}
             for data in (json.dumps(large).encode(), chunks(large)):
                 async with setup.session.post(setup.url + COMPLETIONS, data=data) as response:
@@ -137,13 +144,13 @@ async def chunks(body: object):  # type: ignore[no-untyped-def]
 
 def connected(setup: Setup) -> socket.socket:
     address = urlsplit(setup.url)
-    return socket.create_connection((address.hostname or "", address.port or 0), timeout=10)
+    return socket.create_connection((address.hostname or "", address.port or 0), timeout=60)
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Le"])
 def test_a_connection_that_never_asks_is_closed(sent: bytes) -> None:
     async def test() -> None:
-        async with serving(limits=SMALL) as setup:
+        async with serving(limits=QUICK_HEADER) as setup:
             with connected(setup) as client:
                 assert await asyncio.to_thread(send_and_read, client, sent) == b""
             await still_serves(setup)
@@ -153,21 +160,21 @@ def test_a_connection_that_never_asks_is_closed(sent: bytes) -> None:
 
 def test_a_connection_that_has_asked_may_rest() -> None:
     async def test() -> None:
-        async with serving(limits=SMALL) as setup:
+        async with serving(limits=QUICK_HEADER) as setup:
             with connected(setup) as client:
                 ask = b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n"
                 for _ in range(2):
                     client.sendall(ask)
                     answer = await asyncio.to_thread(client.recv, 1 << 16)
                     assert answer.startswith(b"HTTP/1.1 200")
-                    await asyncio.sleep(2 * SMALL.header_s)
+                    await asyncio.sleep(2 * HEADER_S)
 
     run(test())
 
 
 def test_a_body_that_never_comes_is_status_408() -> None:
     async def test() -> None:
-        async with serving(limits=SMALL) as setup:
+        async with serving(limits=replace(LIMITS, body_s=0.5)) as setup:
             with connected(setup) as client:
                 client.sendall(
                     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
@@ -175,6 +182,94 @@ def test_a_body_that_never_comes_is_status_408() -> None:
                 answer = await asyncio.to_thread(client.recv, 4096)
             assert answer.startswith(b"HTTP/1.1 408")
             await still_serves(setup)
+
+    run(test())
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+def test_a_client_that_leaves_amid_its_body_is_no_error(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            half = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{{".encode()
+            for is_reset in (False, True):
+                gone = await setup.metric("kvxfer_proxy_clients_gone_total")
+                with connected(setup) as client:
+                    client.sendall(half)
+                    if path == COMPLETIONS:
+                        await until_true(lambda: is_asking(setup))
+                    if is_reset:
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGERS_NOT)
+                await until_true(lambda gone=gone: have_left(setup, gone + 1))  # type: ignore[misc]
+            assert await setup.metric("kvxfer_proxy_requests_total", status="500") == 0
+            await still_serves(setup)
+
+    run(test())
+    assert [one for one in caplog.records if one.exc_info or one.levelno > logging.WARNING] == []
+
+
+async def is_asking(setup: Setup) -> bool:
+    return await setup.metric("kvxfer_proxy_requests_running") == 1
+
+
+async def have_left(setup: Setup, count: float) -> bool:
+    return await setup.metric("kvxfer_proxy_clients_gone_total") == count
+
+
+def test_a_client_that_leaves_before_a_small_answer_is_counted() -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            setup.decode[0].tokenize_held = asyncio.Event()
+            asking = asyncio.ensure_future(setup.ask({"prompt": "x"}, "/tokenize"))
+            await until(lambda: setup.decode[0].seen)
+            asking.cancel()
+            await until_true(lambda: have_left(setup, 1))
+
+    run(test())
+
+
+def test_a_head_has_no_body_and_says_how_long_it_would_be() -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            with connected(setup) as client:
+                for path in (b"/v1/models", b"/health", b"/nothing"):
+                    client.sendall(b"HEAD " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+                client.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                answers = (await asyncio.to_thread(read_all, client)).split(b"\r\n\r\n")
+            heads, last = answers[:-1], answers[-1]
+            statuses = [head.partition(b"\r\n")[0] for head in heads]
+            assert [status[:12] for status in statuses] == [
+                b"HTTP/1.1 200", b"HTTP/1.1 200", b"HTTP/1.1 404", b"HTTP/1.1 200",
+            ]  # fmt: skip
+            model = (await setup.get("/v1/models")).body
+            assert f"Content-Length: {len(model)}".encode() in heads[0]
+            assert json.loads(last)["status"] == "ok"
+
+    run(test())
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/version", "/tokenize", COMPLETIONS])
+@pytest.mark.parametrize("method", ["DELETE", "PUT", "PATCH"])
+def test_a_method_that_is_none_of_the_api_reaches_no_engine(method: str, path: str) -> None:
+    async def test() -> None:
+        async with (
+            serving() as setup,
+            setup.session.request(method, setup.url + path) as response,
+        ):
+            assert response.status == 405
+            assert "POST" in response.headers["Allow"]
+            assert (await response.json())["error"]["type"] == "MethodNotAllowedError"
+            assert not setup.decode[0].seen
+
+    run(test())
+
+
+def test_what_a_small_request_asks_for_behind_its_path_reaches_the_engine() -> None:
+    async def test() -> None:
+        async with serving() as setup:
+            assert (await setup.get("/v1/models?a=b%20c&d=%2F")).status == 200
+            assert setup.decode[0].queries == {"a": "b c", "d": "/"}
 
     run(test())
 

@@ -62,8 +62,8 @@ def test_both_legs_say_where_kv_goes() -> None:
             assert (send["role"], receive["role"]) == ("send", "receive")
             assert send["transfer_id"] == receive["transfer_id"]
             assert send["receivers"] == [
-                {"init": "tcp://127.0.0.1:20000", "alloc": "tcp://127.0.0.1:21000"},
-                {"init": "tcp://127.0.0.1:20001", "alloc": "tcp://127.0.0.1:21001"},
+                {"init": "tcp://127.0.0.1:2000", "alloc": "tcp://127.0.0.1:3000"},
+                {"init": "tcp://127.0.0.1:2001", "alloc": "tcp://127.0.0.1:3001"},
             ]
             await setup.ask({"prompt": PROMPT, "max_tokens": 3})
             assert setup.prefill[0].seen[1].body["kv_transfer_params"]["kvxfer"] != send
@@ -105,7 +105,7 @@ def test_values_reach_both_engines_as_they_were_written() -> None:
 def test_legs_run_at_the_same_time() -> None:
     async def test() -> None:
         async with serving() as setup:
-            setup.prefill[0].prefill_s = 5.0
+            setup.prefill[0].prefill_s = 60.0
             asking = asyncio.ensure_future(setup.ask({"prompt": PROMPT, "max_tokens": 3}))
             await until(lambda: setup.prefill[0].num_active and setup.decode[0].num_active)
             asking.cancel()
@@ -226,17 +226,20 @@ def least_loaded(setup: Setup) -> list[int]:
 def test_requests_go_to_the_engines_with_the_fewest_tokens() -> None:
     async def test() -> None:
         async with serving(2, 2) as setup:
+            held = asyncio.Event()
             for engine in setup.prefill:
-                engine.prefill_s = 1.0
+                engine.held = held
             long = asyncio.ensure_future(
                 setup.ask({"prompt": [1] * 3000, "max_tokens": 8, "ignore_eos": True})
             )
             await until(lambda: sum(least_loaded(setup)) == 1)
             busy = least_loaded(setup).index(1)
+            setup.prefill[1 - busy].held = None
             short = [setup.ask({"prompt": PROMPT, "max_tokens": 8}) for _ in range(4)]
             await asyncio.gather(*short)
             assert least_loaded(setup)[busy] == 1
             assert len(setup.decode[busy].seen) + len(setup.decode[1 - busy].seen) == 5
+            held.set()
             assert (await long).status == 200
             await setup.settled()
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from fake_engine_model import EOS, generate, tokenize
+from fake_engine_model import EOS, chat_text, generate, tokenize
 from pd_proxies import (
     CHAT,
     COMPLETIONS,
@@ -18,7 +18,6 @@ from pd_proxies import (
     answer_of,
     run,
     serving,
-    until,
     until_true,
 )
 
@@ -39,7 +38,6 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "tokens": (COMPLETIONS, {"prompt": PROMPT, "max_tokens": 8}),
     "text": (COMPLETIONS, {"prompt": "once upon a time", "max_tokens": 8}),
     "no_max_tokens": (COMPLETIONS, {"prompt": PROMPT}),
-    "null_max_tokens": (COMPLETIONS, {"prompt": PROMPT, "max_tokens": None}),
     "two_tokens": (COMPLETIONS, {"prompt": PROMPT, "max_tokens": 2}),
     "eos_later": (COMPLETIONS, {"prompt": PROMPT, "max_tokens": 500}),
     "eos_at_once": (COMPLETIONS, {"prompt": first_is(EOS), "max_tokens": 50}),
@@ -50,7 +48,8 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stop_later": (COMPLETIONS, {"prompt": PROMPT, "max_tokens": 200, "stop": ["a", "e"]}),
     "chat": (CHAT, {"messages": MESSAGES, "max_tokens": 8}),
     "chat_newer_field": (CHAT, {"messages": MESSAGES, "max_completion_tokens": 8}),
-    "chat_no_limit": (CHAT, {"messages": MESSAGES}),
+    "chat_no_limit": (CHAT, {"messages": MESSAGES}),  # 31 tokens: more than a completion's default
+    "chat_null_limit": (CHAT, {"messages": MESSAGES, "max_tokens": None}),
     "chat_eos_at_once": (CHAT, {"messages": STOPS_AT_ONCE}),
 }
 
@@ -65,21 +64,17 @@ def test_a_client_sees_one_server(name: str, how: str) -> None:
             assert answer_of(ours) == answer_of(alone)
             assert len({chunk["id"] for chunk in answer_of(ours) if chunk != "[DONE]"}) == 1
             assert "disagg_spec" in setup.prefill[0].seen[-1].body["kv_transfer_params"]
-            await drained(setup)
+            await setup.drained()
             assert setup.wire.missed == 0
             await setup.settled()
 
     run(test())
 
 
-async def drained(setup: Setup) -> None:
-    """No KV lies in a decode engine's buffer any more."""
-    await until(lambda: not setup.wire.buffered)
-
-
 EXACT_ALONE = {
     "several_outputs": {"n": 2},
     "one_token": {"max_tokens": 1},
+    "null_max_tokens": {"max_tokens": None},
     "stream_options": {"stream_options": {"include_usage": True}},
     "seed": {"seed": 3, "temperature": 0.7},
     "stop": {"stop": ["ab"]},
@@ -97,6 +92,25 @@ def test_what_two_legs_cannot_answer_alike_is_not_split(reason: str) -> None:
             assert (await setup.ask(body)).status == 418
             assert not setup.prefill[0].seen
             assert await setup.metric("kvxfer_proxy_alone_total", reason=reason) == 1
+
+    run(test())
+
+
+@pytest.mark.parametrize("room", [1, 2, 24])
+def test_a_chat_without_a_limit_fills_the_model_s_room(room: int) -> None:
+    async def test() -> None:
+        async with serving(connector="lmcache") as setup:
+            for engine in (*setup.prefill, *setup.decode, setup.alone):
+                engine.max_model_len = len(tokenize(chat_text(MESSAGES))) + room
+            ours, alone = await setup.ask_both({"messages": MESSAGES, "ignore_eos": True}, CHAT)
+            assert answer_of(ours) == answer_of(alone)
+            assert ours.json["usage"]["completion_tokens"] == room
+            # A second token is what a second leg is for.
+            assert (await setup.metric("kvxfer_proxy_alone_total", reason="one_token")) == (
+                room == 1
+            )
+            await setup.drained()
+            await setup.settled()
 
     run(test())
 
@@ -140,8 +154,8 @@ def test_the_legs_are_those_of_lmcache_s_protocol() -> None:
             assert len(spec.pop("req_id")) == 32
             assert spec == {
                 "receiver_host": "127.0.0.1",
-                "receiver_init_port": [20000, 20001],
-                "receiver_alloc_port": [21000, 21001],
+                "receiver_init_port": [2000, 2001],
+                "receiver_alloc_port": [3000, 3001],
             }
             tokens = tokenize("once upon")
             shared = {"top_k": 3}
@@ -155,82 +169,6 @@ def test_the_legs_are_those_of_lmcache_s_protocol() -> None:
             }  # fmt: skip
 
     run(test())
-
-
-def test_the_first_token_is_sent_before_the_kv_has_arrived() -> None:
-    async def test() -> None:
-        async with serving(connector="lmcache", tp_size=2) as setup:
-            setup.wire.num_notices = 1  # of two ranks
-            body = {"prompt": PROMPT, "max_tokens": 9, "stream": True}
-            async with setup.session.post(setup.url + COMPLETIONS, json=body) as response:
-                assert b"data: {" in await response.content.readany()
-                rest = await response.content.read()
-            assert b"not all of its ranks" in rest
-            assert rest.endswith(b"data: [DONE]\n\n")
-            await setup.settled()
-
-    run(test())
-
-
-def test_a_lost_notice_is_status_504() -> None:
-    async def test() -> None:
-        async with serving(connector="lmcache", tp_size=2) as setup:
-            setup.wire.num_notices = 1
-            reply = await setup.ask({"prompt": PROMPT, "max_tokens": 9})
-            assert (reply.status, reply.json["error"]["code"]) == (504, 504)
-            assert "pd_proxy_port" in reply.json["error"]["message"]
-            await drained(setup)  # what did arrive is taken out again
-            await setup.settled()
-
-    run(test())
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_refusal_of_the_decode_engine_is_told_and_its_buffer_is_emptied(stream: bool) -> None:
-    async def test() -> None:
-        async with serving(connector="lmcache") as setup:
-            setup.decode[0].refusal = (400, b'{"error": {"message": "no"}}')
-            reply = await setup.ask({"prompt": PROMPT, "max_tokens": 9, "stream": stream})
-            if stream:
-                assert "refused to go on (400)" in reply.events[-2]["error"]["message"]
-            else:
-                assert (reply.status, reply.body) == setup.decode[0].refusal
-            await until(lambda: len(setup.decode[0].seen) == 2)
-            assert setup.decode[0].seen[1].body["max_tokens"] == 1
-            await setup.settled()
-
-    run(test())
-
-
-def test_a_refusal_of_the_prefill_engine_is_passed_on() -> None:
-    async def test() -> None:
-        async with serving(connector="lmcache") as setup:
-            setup.prefill[0].refusal = (404, b"no such model")
-            reply = await setup.ask({"prompt": PROMPT, "max_tokens": 9, "stream": True})
-            assert (reply.status, reply.body) == (404, b"no such model")
-            assert not setup.decode[0].seen
-            await setup.settled()
-
-    run(test())
-
-
-def test_a_client_that_leaves_between_the_legs_leaves_no_kv_behind() -> None:
-    async def test() -> None:
-        async with serving(connector="lmcache", tp_size=2) as setup:
-            setup.wire.num_notices = 1  # it waits for the second
-            body = {"prompt": PROMPT, "max_tokens": 9, "stream": True}
-            async with setup.session.post(setup.url + COMPLETIONS, json=body) as response:
-                await response.content.readany()
-                assert setup.wire.buffered
-            await drained(setup)
-            await until_true(lambda: was_discarded(setup))
-            await setup.settled()
-
-    run(test())
-
-
-async def was_discarded(setup: Setup) -> bool:
-    return await setup.metric("kvxfer_proxy_discarded_total", outcome="taken") == 1
 
 
 def test_the_decode_engine_s_events_may_come_in_pieces_of_any_size() -> None:

@@ -12,7 +12,7 @@ MODE = "lmcache-together"
 
 async def taken(setup: Setup) -> None:
     """The decode engine has looked up all that came, and nothing else."""
-    await until(lambda: not setup.wire.buffered)
+    await setup.drained()
     assert not setup.wire.missed
     await setup.settled()
 
@@ -37,9 +37,10 @@ def test_a_client_sees_one_server(is_chat: bool, stream: bool) -> None:
 def test_both_legs_are_sent_at_once_under_one_id() -> None:
     async def test() -> None:
         async with serving(connector=MODE, tp_size=2) as setup:
-            setup.prefill[0].prefill_s = 0.5
+            setup.prefill[0].held = held = asyncio.Event()
             asking = asyncio.ensure_future(setup.ask(BODY))
             await until(lambda: setup.prefill[0].num_active and setup.decode[0].num_active)
+            held.set()
             assert (await asking).status == 200
             prefill, decode = setup.prefill[0].seen[0].body, setup.decode[0].seen[0].body
             spec = prefill["kv_transfer_params"]["disagg_spec"]
@@ -47,8 +48,8 @@ def test_both_legs_are_sent_at_once_under_one_id() -> None:
                 "kvxfer": {"role": "receive", "transfer_id": spec["req_id"]}
             }
             assert spec["receiver_host"] == "127.0.0.1"
-            assert spec["receiver_init_port"] == [20_000, 20_001]
-            assert spec["receiver_alloc_port"] == [21_000, 21_001]
+            assert spec["receiver_init_port"] == [2000, 2001]
+            assert spec["receiver_alloc_port"] == [3000, 3001]
             assert (prefill["max_tokens"], decode["max_tokens"]) == (1, 9)
             await taken(setup)
 

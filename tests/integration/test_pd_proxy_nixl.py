@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pd_proxies import CHAT, PROMPT, QUICK, Setup, answer_of, run, serving, until, until_true
+from pd_proxies import CHAT, LIMITS, PROMPT, Setup, answer_of, run, serving, until, until_true
 
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 9}
 
@@ -85,16 +85,36 @@ def test_a_client_that_leaves_during_the_prefill_ends_it() -> None:
             asking = asyncio.ensure_future(setup.ask(BODY))
             await until(lambda: setup.prefill[0].num_active)
             asking.cancel()
-            await until(lambda: setup.prefill[0].num_aborted == 1)
+            await until(lambda: setup.prefill[0].num_aborted == 1)  # after leave_s
             await freed(setup)
 
     run(test())
 
 
+def test_a_client_that_leaves_before_the_prefill_s_answer_frees_the_prefill() -> None:
+    async def test() -> None:
+        limits = replace(LIMITS, leave_s=60.0)
+        async with serving(connector="nixl", limits=limits) as setup:
+            setup.prefill[0].answer_held = answered = asyncio.Event()
+            asking = asyncio.ensure_future(setup.ask(BODY))
+            await until(lambda: setup.wire.kept)
+            asking.cancel()
+            await until_true(lambda: has_left(setup))
+            answered.set()
+            await freed(setup)
+            assert await was_discarded(setup, "taken")
+
+    run(test())
+
+
+async def has_left(setup: Setup) -> bool:
+    return await setup.metric("kvxfer_proxy_clients_gone_total") == 1
+
+
 def test_a_client_that_leaves_before_the_decode_answers_frees_the_prefill() -> None:
     async def test() -> None:
         async with serving(connector="nixl") as setup:
-            setup.decode[0].prefill_s = 3.0  # before it fetches
+            setup.decode[0].prefill_s = 60.0  # before it fetches
             asking = asyncio.ensure_future(setup.ask(BODY))
             await until(lambda: setup.decode[0].num_active)
             assert setup.wire.kept
@@ -131,7 +151,7 @@ def test_a_prefill_engine_without_the_connector_is_named() -> None:
 
 def test_the_deadline_holds_for_discards() -> None:
     async def test() -> None:
-        async with serving(connector="nixl", limits=replace(QUICK, discard_s=0.2)) as setup:
+        async with serving(connector="nixl", limits=replace(LIMITS, discard_s=0.2)) as setup:
             setup.decode[0].refusal = (400, b"no")
             await setup.ask(BODY)
             setup.decode[0].refusal = None

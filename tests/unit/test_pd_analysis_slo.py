@@ -74,6 +74,8 @@ def test_what_failed_is_not_good() -> None:
         ("ttft:-1", "'-1' is not a limit"),
         ("ttft:nan", "'nan' is not a limit"),
         ("ttft:inf", "'inf' is not a limit"),
+        ("ttft:1_000", "'1_000' is not a limit"),
+        ("ttft:５００", "'５００' is not a limit"),
         ("itl:p101:5", "'p101' is not"),
         ("itl:median:5", "'median' is not"),
         ("ttft:5,ttft:6", "twice"),
@@ -93,3 +95,10 @@ def test_objectives_say_what_they_are() -> None:
         "a request's ITL P99.5 <= 30 ms",
         "a request's ITL mean <= 9 ms",
     ]
+
+
+@pytest.mark.parametrize("text", ["itl:1000", "first_gap:1000", "itl:mean:1000"])
+def test_what_was_not_measured_was_not_met(text: str) -> None:
+    in_one_message = Reply(0, 100.0, 100.0, 6, np.empty(0))
+    assert not is_good(text, in_one_message)
+    assert is_good("ttft:100,tpot:0.1", in_one_message)

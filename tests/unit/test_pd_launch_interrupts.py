@@ -1,5 +1,6 @@
 """Ctrl-C at every moment of the life of a program: nothing hangs, nothing is left running."""
 
+import gc
 import os
 import signal
 import sys
@@ -30,11 +31,13 @@ class Moment:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
+        gc.disable()  # what is raised in a callback of the collector is lost
         sys.setprofile(self._hook)
         try:
             yield
         finally:
             sys.setprofile(None)
+            gc.enable()
 
     @property
     def has_come(self) -> bool:

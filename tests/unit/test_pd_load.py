@@ -4,20 +4,21 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from kvxfer.errors import InvalidUsage
+from kvxfer.errors import InvalidUsage, NotAvailable
 from kvxfer.pd.experiments.mixed_trace import write_mixed_trace
 from kvxfer.pd.launch.counters import Counters
 from kvxfer.pd.launch.launcher import Launcher
 from kvxfer.pd.launch.python_site import PythonSite
 from kvxfer.pd.launch.spec import parse_setup
-from kvxfer.pd.load import measure
+from kvxfer.pd.load import measure, run
 from kvxfer.pd.load.plan import LoadPlan, parse_tokens, seed_of
 from kvxfer.pd.load.replay import read_replay
 from kvxfer.pd.load.run import Watchers, run_setups
 from kvxfer.pd.models import ServedModel
-from kvxfer.pd.result import PDPoint
+from kvxfer.pd.result import SETUP_FILE, PDPoint, bench_path, save_point, save_setup
 
 SITE = PythonSite("/py", is_cpu=True, has_flashinfer=False, versions={})
 POINT = PDPoint(concurrency=2, num_prompts=20, isl=100, osl=10)
@@ -188,8 +189,6 @@ def test_an_engine_that_is_busy_before_the_point_is_found(
 
 
 def test_what_a_folder_holds_is_not_missing(tmp_path: Path) -> None:
-    from kvxfer.pd.result import bench_path, save_point
-
     plan = LoadPlan(isl=(8,), osl=(2,), concurrency=(1, 2))
     bench = measure.Bench(plan=plan, site=SITE, model=ServedModel("m", "m"), logs=tmp_path)
     points = plan.points(parse_setup("a=pd"))
@@ -198,6 +197,44 @@ def test_what_a_folder_holds_is_not_missing(tmp_path: Path) -> None:
     assert bench.missing(points, tmp_path) == points  # its JSON is not there
     bench_path(tmp_path, points[0]).write_text("{}")
     assert bench.missing(points, tmp_path) == points[1:]
+
+
+RUN = replace(LoadPlan(), isl=(8,), osl=(2,), concurrency=(1,), extra_args=("--x", "1"))
+
+
+def resumed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, url: str, serves: str | None, plan: LoadPlan
+) -> list[PDPoint]:
+    """What is missing of a server whose one point was measured, as ``m`` at ``http://h:1``."""
+
+    def served_name(asked: str, timeout_s: float) -> str:
+        if serves is None:
+            raise NotAvailable(f"{asked} does not answer")
+        return serves
+
+    monkeypatch.setattr(run, "served_name", served_name)
+    launcher = Launcher(site=SITE, model=ServedModel("tiny", "tiny"), logs=folder)
+    bench = measure.Bench(plan=plan, site=SITE, model=launcher.model, logs=folder)
+    spec = parse_setup(f"a=external,url={url}")
+    if not (folder / SETUP_FILE).exists():
+        record = run.record_of(parse_setup("a=external,url=http://h:1"), launcher, RUN.extra_args)
+        save_setup(folder, msgspec.structs.replace(record, served_name="m"))
+        (point,) = RUN.points(spec)
+        save_point(folder, point)
+        bench_path(folder, point).write_text("{}")
+    return run.missing_points(spec, launcher, bench, folder)
+
+
+def test_figures_of_one_server_and_client_are_not_another_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = {"url": "http://h:1", "serves": "m", "plan": RUN}
+    for told in (same, {**same, "serves": None}):  # one that is down cannot say what it serves
+        assert resumed(tmp_path, monkeypatch, **told) == []  # type: ignore[arg-type]
+    others = {"url": "http://h:2", "serves": "n", "plan": replace(RUN, extra_args=())}
+    for field, value in others.items():
+        with pytest.raises(InvalidUsage, match="another --out"):
+            resumed(tmp_path, monkeypatch, **{**same, field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("out", ["a file", "a file in the way", "/proc/x"])

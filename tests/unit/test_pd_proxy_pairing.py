@@ -26,6 +26,8 @@ def parsed(*arguments: str) -> ProxyOptions:
         ("a,b", "7", 2, [("a", 7), ("b", 7)]),
         ("a, b", "7 ,9", 2, [("a", 7), ("b", 9)]),
         ("::1", "7", 1, [("::1", 7)]),
+        ("My_Host.example", "7", 1, [("My_Host.example", 7)]),
+        ("bücher.example", "7", 1, [("bücher.example", 7)]),
     ],
 )
 def test_hosts_and_ports_are_paired(
@@ -48,6 +50,13 @@ def test_hosts_and_ports_are_paired(
         ("", "1", 1, "empty item"),
         ("a", "1", 0, "0 engines"),
         ("a", "１", 1, "is not a port"),
+        ("a..b", "1", 1, "host: 'a..b' is no host"),
+        ("a," + "b" * 64, "1", 2, "is no host"),
+        ("[::1]", "1", 1, r"'\[::1\]' is no host"),
+        ("127.0.0.1:80", "1", 1, "'127.0.0.1:80' is no host"),
+        ("http://a", "1", 1, "is no host"),
+        ("a/b", "1", 1, "is no host"),
+        ("a@b", "1", 1, "is no host"),
     ],
 )
 def test_what_does_not_fit_is_refused(hosts: str, ports: str, count: int, complaint: str) -> None:
@@ -147,6 +156,7 @@ def test_the_defaults_are_the_articles_ports() -> None:
         (["--max-body", "lots"], "'lots' is not a size"),
         (["--request-timeout", "0"], "--request-timeout"),
         (["--connect-timeout", "nan"], "--connect-timeout"),
+        (["--connect-timeout", "1_0"], "--connect-timeout"),
         (["--api-key", "@/nowhere/key"], "--api-key: cannot read"),
     ],
 )

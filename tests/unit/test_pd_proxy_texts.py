@@ -110,6 +110,23 @@ def test_a_body_that_goes_alone_is_the_client_s_byte_for_byte() -> None:
     assert alone_body(read_body(odd, is_chat=False)) is odd
     told = read_body(b'{"x": 1.50, "kv_transfer_params": {"a": 1}}', is_chat=False)
     assert alone_body(told) == b'{"x":1.50}'
+    told = read_body(b'{"x": 1.50, "ec_transfer_params": {"a": 1}}', is_chat=False)
+    assert alone_body(told) == b'{"x":1.50}'
+
+
+@pytest.mark.parametrize("logprobs", [{"logprobs": 2}, {"logprobs": True, "top_logprobs": 3}])
+def test_a_prefill_has_no_field_whose_condition_it_lacks(logprobs: dict[str, Any]) -> None:
+    asked = body(prompt=[1, 2], messages=[], logprob_token_ids=[5, 6], **logprobs)
+    assert why_alone(asked) is None
+    fields = prefill_fields(asked, {})
+    assert not {*logprobs, "logprob_token_ids"} & {*fields}
+    assert bytes(decode_fields(asked, {})["logprob_token_ids"]) == b"[5, 6]"
+
+
+def test_a_chat_that_echoes_has_log_probabilities_of_its_prompt() -> None:
+    assert why_alone(body(is_chat=True, messages=[], echo=True)) == "echo_logprobs"
+    assert why_alone(body(prompt=[1, 2], echo=True)) is None
+    assert why_alone(body(prompt=[1, 2], echo=True, logprobs=1)) == "echo_logprobs"
 
 
 def test_completions_that_use_a_chat_s_field_still_prefill_one_token() -> None:

@@ -18,6 +18,7 @@ from kvxfer.pd.advise.changes import Basis, Predicted
 from kvxfer.pd.advise.reading import watch
 from kvxfer.pd.advise.record import advice_json
 from kvxfer.pd.advise.targets import parse_targets
+from kvxfer.pd.numerals import decimal
 from kvxfer.pd.planner.figures import find_engine
 from kvxfer.report.export import require_writable, write_file
 from kvxfer.units import format_number
@@ -103,10 +104,7 @@ def _basis(args: argparse.Namespace) -> Basis | None:
 
 
 def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
+    seconds = decimal(text)
     if not 0 < seconds <= _MOST_INTERVAL_S:
         raise InvalidUsage(f"--interval: {text!r} is no number of seconds; use 0 < s <= 86400")
     return seconds

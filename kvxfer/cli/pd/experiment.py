@@ -43,7 +43,14 @@ _PIPE_COLUMNS: Final = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the options."""
-    what = parser.add_argument_group("what is asked")
+    _add_question(parser.add_argument_group("what is asked"))
+    _add_sources(parser.add_argument_group("where figures come from"))
+    load_options.add_arguments(parser)
+    stack_options.add_arguments(parser)
+    parser.set_defaults(model=None)
+
+
+def _add_question(what: argparse._ActionsContainer) -> None:
     what.add_argument(
         "name",
         nargs="*",
@@ -69,16 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="DIR/NAME gets runs, record, page and drawings; a run resumes there",
     )
     what.add_argument(
-        "--records",
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="what `kvxfer pd bench --out` wrote, instead of measuring",
-    )
-    what.add_argument(
-        "--simulate", action="store_true", help="measure nothing; only what the planner simulates"
-    )
-    what.add_argument(
         "--setup",
         action="append",
         metavar="NAME=KIND[,KEY=VALUE...]",
@@ -88,18 +85,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hits", metavar="N,...", help="of kv-reuse: tokens of a prompt that are there, as 0,1k"
     )
     what.add_argument("--slo", metavar="KEY:MS,...", help="as `kvxfer pd report` has it")
-    what.add_argument(
+
+
+def _add_sources(source: argparse._ActionsContainer) -> None:
+    source.add_argument(
+        "--records",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="what `kvxfer pd bench --out` wrote, instead of measuring",
+    )
+    source.add_argument(
+        "--simulate", action="store_true", help="measure nothing; only what the planner simulates"
+    )
+    source.add_argument(
         "--engine-figures",
         metavar="NAME|FILE",
         help="of the simulated engine: a name that comes with kvxfer, or of `kvxfer pd profile`",
     )
-    what.add_argument(
+    source.add_argument(
         "--sweep", nargs="+", default=[], metavar="FILE", help="records of `kvxfer sweep --json`"
     )
-    plan_options.add_row_arguments(what)
-    load_options.add_arguments(parser)
-    stack_options.add_arguments(parser)
-    parser.set_defaults(model=None)
+    plan_options.add_row_arguments(source)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from kvxfer.errors import InvalidUsage
 from kvxfer.pd.load.measure import POINT_S
 from kvxfer.pd.load.plan import MAX_DURATION_S, MAX_REQUESTS, LoadPlan, parse_tokens
 from kvxfer.pd.load.replay import read_replay
+from kvxfer.pd.numerals import decimal
 
 _MAX_TIMEOUT_S: Final = 7 * 86400
 
@@ -94,10 +95,7 @@ def point_timeout_s(args: argparse.Namespace) -> int:
 
 
 def _rate(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan  # refused with the range
+    return math.inf if text == "inf" else decimal(text)  # NaN is refused with the range
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from kvxfer.cli.pd import plan_options
 from kvxfer.cli.pd.status_line import StatusLine
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.analysis import parse_objectives
+from kvxfer.pd.numerals import decimal
 from kvxfer.pd.planner.figures import find_engine
 from kvxfer.pd.planner.predict import plan
 from kvxfer.pd.planner.records import plan_json
@@ -90,10 +91,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _percent(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 < value <= 100.0:
+    if not 0.0 < decimal(text) <= 100.0:
         raise InvalidUsage(f"--attained: {text!r} is not a percentage above 0, to 100")
     return float(Decimal(text) / 100)  # of floats, 99.9 / 100 is more than 0.999

@@ -1,6 +1,7 @@
 """Options of a plan: the costs, the load, the set-ups, the objectives."""
 
 import argparse
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from kvxfer.cli.pd.model_options import require_steps_of
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import load_model
 from kvxfer.pd.load.plan import parse_tokens
+from kvxfer.pd.numerals import decimal
 from kvxfer.pd.planner.contention import load_contention
 from kvxfer.pd.planner.engine_model import EngineModel
 from kvxfer.pd.planner.kv_size import KVSize
@@ -95,10 +97,7 @@ def _transfer(args: argparse.Namespace) -> TransferModel | None:
     if not args.sweep:
         _refuse(args, _OF_SWEEPS, "goes with --sweep; give one, or leave it out")
         return None
-    try:
-        control_s = 0.0 if args.control_ms is None else float(args.control_ms) * 1e-3
-    except ValueError as error:
-        raise InvalidUsage(f"--control-ms: {args.control_ms!r} is no number") from error
+    control_s = 0.0 if args.control_ms is None else _number("--control-ms", args.control_ms) * 1e-3
     return load_transfer(
         [Path(name) for name in args.sweep],
         only=rows_of(args),
@@ -144,10 +143,7 @@ def traces_of(args: argparse.Namespace) -> list[Trace]:
     """
     if args.traces is not None:
         _refuse(args, _OF_LENGTHS, "does not go with --traces, which has its own load")
-        try:
-            speed = 1.0 if args.speed is None else float(args.speed)
-        except ValueError as error:
-            raise InvalidUsage(f"--speed: {args.speed!r} is no number") from error
+        speed = 1.0 if args.speed is None else _number("--speed", args.speed)
         most = args.most_requests
         most_requests = None if most is None else _whole("--most-requests", most, MAX_REQUESTS)
         return [
@@ -273,6 +269,13 @@ def space_of(args: argparse.Namespace, models: Models) -> Space:
         first_token_from=args.first_token_from,
         send=args.send,
     )
+
+
+def _number(option: str, text: str) -> float:
+    number = decimal(text)
+    if math.isnan(number):
+        raise InvalidUsage(f"{option}: {text!r} is no number")
+    return number
 
 
 def _whole(option: str, text: str, most: int) -> int:

@@ -12,6 +12,7 @@ from kvxfer.cli.model_side import whole_number
 from kvxfer.cli.output import write
 from kvxfer.control.ports import MAX_PORT
 from kvxfer.errors import InvalidUsage, NotAvailable
+from kvxfer.pd.numerals import decimal
 from kvxfer.pd.proxy.options import CONNECTORS, LOOPBACK_HOST, ROUTINGS, Limits, ProxyOptions
 from kvxfer.pd.proxy.pairing import decode_engines, prefill_engines
 from kvxfer.units import parse_bytes
@@ -122,10 +123,7 @@ def _key(text: str | None) -> str | None:
 
 
 def _seconds(option: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
+    seconds = decimal(text)
     if not 0 < seconds <= _MAX_SECONDS:
         raise InvalidUsage(f"{option}: {text!r} is no number of seconds; use 0 < s <= 1e6")
     return seconds

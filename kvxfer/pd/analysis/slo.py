@@ -11,7 +11,9 @@
 =============  ====================================================================================
 
 A request is good where it meets all of them; equality meets a limit, as in vLLM. A request that
-failed is not good. A reply of one token has no gaps and no TPOT, and is judged on the rest.
+failed is not good. A reply of one token has no gaps and no TPOT, and is judged on the rest. One of
+several tokens whose gaps nobody saw, because they came in one message, is not good where gaps are
+limited: what was not measured was not met.
 """
 
 import math
@@ -24,6 +26,7 @@ import numpy as np
 
 from kvxfer.errors import InvalidUsage
 from kvxfer.pd.analysis.replies import Replies, Reply
+from kvxfer.pd.numerals import decimal
 from kvxfer.pd.summary import Goodput
 
 KEYS = ("ttft", "first_gap", "itl", "tpot", "e2el")
@@ -59,7 +62,7 @@ class Objective:
     def is_met_by(self, reply: Reply) -> bool:
         """Whether a completed request meets it."""
         value = self.value(reply)
-        return value is None or value <= self.limit_ms
+        return reply.num_tokens < 2 if value is None else value <= self.limit_ms
 
     def value(self, reply: Reply) -> float | None:
         """What is held against the limit, in milliseconds; None where the reply has no such."""
@@ -118,10 +121,7 @@ def parse_limit_ms(text: str) -> float:
     Raises:
         InvalidUsage: it is no time above zero.
     """
-    try:
-        limit_ms = float(text)
-    except ValueError:
-        limit_ms = math.nan
+    limit_ms = decimal(text)
     if not 0.0 < limit_ms < math.inf:
         raise InvalidUsage(f"--slo: {text!r} is not a limit in milliseconds above zero")
     return limit_ms

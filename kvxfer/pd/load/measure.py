@@ -131,7 +131,7 @@ def served_name(url: str, timeout_s: float) -> str:
     text = client.get(url, "/v1/models", timeout_s)
     try:
         name = json.loads(text)["data"][0]["id"]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise TransferFailed(f"{url}/v1/models lists no model: {error!r}") from error
     return str(name)
 

@@ -79,12 +79,29 @@ def missing_points(
         InvalidUsage: it holds another set-up.
     """
     if (folder / SETUP_FILE).is_file():
-        require_same(folder, load_setup(folder), record_of(spec, launcher))
+        held = load_setup(folder)
+        wanted = record_of(spec, launcher, bench.plan.extra_args)
+        served = _served_now(spec) or held.served_name
+        require_same(folder, held, msgspec.structs.replace(wanted, served_name=served))
     return bench.missing(bench.plan.points(spec), folder)
 
 
-def record_of(spec: SetupSpec, launcher: Launcher) -> PDSetup:
-    """The record of a set-up that has not run."""
+def _served_now(spec: SetupSpec) -> str | None:
+    """What a server that runs already serves; None where it does not say, or there is none."""
+    try:
+        return None if spec.url is None else served_name(spec.url, _NAME_S)
+    except KvxferError:
+        return None  # said where something is to be measured
+
+
+def record_of(spec: SetupSpec, launcher: Launcher, bench_args: Sequence[str] = ()) -> PDSetup:
+    """The record of a set-up that has not run.
+
+    Args:
+        spec: what it is.
+        launcher: what starts it.
+        bench_args: what the client is told besides.
+    """
     return PDSetup(
         name=spec.name,
         kind=spec.kind,
@@ -97,6 +114,8 @@ def record_of(spec: SetupSpec, launcher: Launcher) -> PDSetup:
         decode_tp=spec.decode_tp,
         prefill_args=list(spec.prefill_args),
         decode_args=list(spec.decode_args),
+        url=spec.url,
+        bench_args=list(bench_args),
         environment=launcher.site.versions,
     )
 
@@ -112,9 +131,13 @@ def _run_one(
     if spec.url is None:
         with launcher.start(spec, watchers.starting(spec)) as stack:
             return measure_stack(spec, points, stack, launcher, bench, folder, watchers)
-    record = record_of(spec, launcher)
-    save_setup(folder, msgspec.structs.replace(record, started_at=_now()))
     target = Target(url=spec.url, model=served_name(spec.url, _NAME_S))
+    record = msgspec.structs.replace(
+        record_of(spec, launcher, bench.plan.extra_args),
+        served_name=target.model,
+        started_at=_now(),
+    )
+    save_setup(folder, record)
     return _measure_all(spec, points, bench, target, folder, watchers)
 
 
@@ -133,7 +156,7 @@ def measure_stack(
         PeerLost: a program of it ended.
     """
     record = msgspec.structs.replace(
-        record_of(spec, launcher),
+        record_of(spec, launcher, bench.plan.extra_args),
         devices=[name for engine in stack.engines for name in engine.devices],
         token_budget=stack.token_budget(),
         started_at=_now(),
@@ -195,6 +218,9 @@ def require_same(folder: Path, found: PDSetup, wanted: PDSetup) -> None:
         "decode_tp",
         "prefill_args",
         "decode_args",
+        "url",
+        "served_name",
+        "bench_args",
     ):
         old, new = getattr(found, field), getattr(wanted, field)
         if old != new:

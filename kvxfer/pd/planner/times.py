@@ -37,11 +37,6 @@ class Times:
         at = int(np.searchsorted(below, below[-1] * percent / 100.0 * (1 - 1e-12)))
         return float(self.values_s[min(at, len(below) - 1)])
 
-    def mean_s(self) -> float:
-        """The mean; NaN of none."""
-        total = self.num_samples
-        return float(self.values_s @ self.counts) / total if total else float("nan")
-
     def share_above(self, limit_s: float) -> float:
         """Share of the sample above the limit, 0 to 1; NaN of none."""
         total = self.num_samples

@@ -14,6 +14,8 @@ from kvxfer.pd.proxy.failure import Failure
 
 Fields = dict[str, msgspec.Raw]
 NULL: Final = b"null"
+TRANSFER_PARAMS: Final = ("kv_transfer_params", "ec_transfer_params")
+"""Where an engine sends KV or encoder outputs, or takes them from: the proxy's to say."""
 
 _decoder = msgspec.json.Decoder(Fields)
 _scalar = msgspec.json.Decoder(int | float | bool | str | None)
@@ -120,7 +122,7 @@ def read_body(raw: bytes, *, is_chat: bool) -> Body:
     """A body whose fields are known by name.
 
     Raises:
-        Failure: 400, it is no JSON object, or it says where KV goes, which is the proxy's to say.
+        Failure: 400, it is no JSON object, or hides one of `TRANSFER_PARAMS`.
     """
     try:
         body = Body(raw, _decoder.decode(raw), is_chat)
@@ -129,9 +131,10 @@ def read_body(raw: bytes, *, is_chat: bool) -> Body:
         raise Failure(400, "the body is nested too deeply") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Failure(400, f"the body is not a JSON object: {error}") from error
-    # vLLM merges these with kv_transfer_params, so that they reach the connector.
-    if hidden and "kv_transfer_params" in hidden:
-        raise Failure(400, "vllm_xargs.kv_transfer_params is not for clients to set; leave it out")
+    # vLLM merges these with the fields of those names, so that they reach the connector.
+    for name in TRANSFER_PARAMS:
+        if hidden and name in hidden:
+            raise Failure(400, f"vllm_xargs.{name} is not for clients to set; leave it out")
     return body
 
 

@@ -74,8 +74,13 @@ class Work:
     _num_requests: int = 0
     _since_s: float = field(default_factory=time.monotonic)
 
+    def up_to_now(self) -> "Work":
+        """Itself, with the time since the last change."""
+        self.change(0)
+        return self
+
     def change(self, by: int) -> None:
-        """So many more requests from now on; 0 brings the sums up to now."""
+        """So many more requests from now on."""
         now_s = time.monotonic()
         passed_s, self._since_s = now_s - self._since_s, now_s
         self.request_s += passed_s * self._num_requests

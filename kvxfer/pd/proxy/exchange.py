@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from kvxfer.pd.proxy.legs import Answer, Headers, Legs, Opened
 from kvxfer.pd.proxy.metrics import Metrics
 from kvxfer.pd.proxy.options import Limits
 from kvxfer.pd.proxy.relay import Reply
+from kvxfer.pd.proxy.rewriting import alone_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,12 @@ class Tools:
         self.metrics.leg(engine, opened.status)
         self.metrics.first_byte_s.observe(time.monotonic() - exchange.began_s)
         return opened
+
+    async def alone(self, exchange: Exchange, engine: Engine) -> None:
+        """Answer with a decode engine that gets no KV."""
+        body = alone_body(exchange.body)
+        with closing(await self.decode(exchange, engine, body)) as opened:
+            await exchange.reply.relay(opened)
 
     async def discard(self, engines: Iterable[Engine], fields: dict[str, Any]) -> None:
         """Take KV that nobody wants any more off its engines, by asking for a token of it.

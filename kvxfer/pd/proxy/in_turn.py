@@ -3,6 +3,7 @@
 Source of the parameters: vLLM, ``distributed/kv_transfer/kv_connector/v1/nixl``.
 """
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Final
@@ -12,7 +13,7 @@ import msgspec
 from kvxfer.pd.proxy.body import Body, write_body
 from kvxfer.pd.proxy.engine import Engine
 from kvxfer.pd.proxy.exchange import Exchange, Pair, Tools
-from kvxfer.pd.proxy.failure import LegFailed
+from kvxfer.pd.proxy.failure import Failure, LegFailed
 from kvxfer.pd.proxy.legs import Answer
 from kvxfer.pd.proxy.rewriting import KV_PARAMS, decode_fields, prefill_fields, why_alone
 
@@ -45,8 +46,7 @@ class InTurn:
 
     async def answer(self, exchange: Exchange, pair: Pair) -> None:
         """As `Mode`."""
-        body = write_body(prefill_fields(exchange.body, _KEEP_FOR_REMOTE))
-        answer = await self._tools.prefill(exchange, pair, body)
+        answer = await self._prefill(exchange, pair)
         if answer.status != 200:
             await exchange.reply.whole(answer)
             return
@@ -60,6 +60,24 @@ class InTurn:
         finally:
             if not is_taken:  # else the prefill engine keeps the pages for minutes
                 self._tools.background.run(self._discard(pair.decode, prefilled))
+
+    async def _prefill(self, exchange: Exchange, pair: Pair) -> Answer:
+        body = write_body(prefill_fields(exchange.body, _KEEP_FOR_REMOTE))
+        leg = asyncio.ensure_future(self._tools.prefill(exchange, pair, body))
+        try:
+            return await asyncio.shield(leg)
+        except asyncio.CancelledError:
+            self._tools.background.run(self._left(pair, leg))
+            raise
+
+    async def _left(self, pair: Pair, leg: "asyncio.Task[Answer]") -> None:
+        """A prefill whose client has gone: its engine may be done, and its answer on the way."""
+        try:
+            answer = await asyncio.wait_for(leg, self._tools.limits.leave_s)
+            if answer.status == 200:
+                await self._discard(pair.decode, _read(pair.prefill, answer))
+        except (Failure, asyncio.TimeoutError):
+            return  # no KV is kept, as far as the proxy can know
 
     async def _discard(self, asked: Engine, prefilled: _Prefilled) -> None:
         others = [it for it in self._engines if it.role == "decode" and it is not asked]

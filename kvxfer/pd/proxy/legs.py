@@ -155,6 +155,7 @@ class Legs:
                 allow_redirects=False,
                 **extra,
             )
+            _end_with_connection(response)
             try:
                 return Opened(engine, response, await response.content.readany())
             except BaseException:
@@ -172,6 +173,28 @@ class Legs:
         """A whole answer; the rest as `open`."""
         with closing(await self.open(engine, path, body, headers, timeout_s)) as opened:
             return await opened.whole()
+
+
+def _end_with_connection(response: aiohttp.ClientResponse) -> None:
+    """End the reading of a body where its connection ends.
+
+    aiohttp closes the connection over a malformed chunk, and leaves who reads the body to wait.
+    """
+    connection, content = response.connection, response.content
+    if connection is None or connection.protocol is None:
+        return  # all is here
+
+    def end(closed: "asyncio.Future[None] | None" = None) -> None:
+        if closed is not None and not closed.cancelled():
+            closed.exception()  # else asyncio says that nobody looked at it
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("its body is no HTTP"))
+
+    closed = connection.protocol.closed
+    if closed is None:
+        end()
+    else:
+        closed.add_done_callback(end)
 
 
 def _without(headers: Mapping[str, str], left_out: set[str]) -> Headers:

@@ -16,11 +16,12 @@ from kvxfer.pd.proxy.body import Body, write_body
 from kvxfer.pd.proxy.continuation import ChatContinuation, Continuation
 from kvxfer.pd.proxy.engine import Engine
 from kvxfer.pd.proxy.exchange import Exchange, Pair, Tools
-from kvxfer.pd.proxy.failure import Failure, LegFailed
+from kvxfer.pd.proxy.failure import Failure, LegFailed, Unreachable
 from kvxfer.pd.proxy.legs import Answer, Opened
 from kvxfer.pd.proxy.lmcache_body import (
     decode_leg,
     disagg_spec,
+    max_tokens,
     prefill_leg,
     tokenize_fields,
     why_not_continued,
@@ -30,12 +31,24 @@ from kvxfer.pd.proxy.relay import DONE, JSON, Reply
 from kvxfer.pd.proxy.sse import EventReader, event
 
 _PATH: Final = "/v1/completions"
+_ANY_TOKEN: Final = 0  # the last of a prompt is not looked up
 _chunk = msgspec.json.Decoder(dict[str, Any])
 _STREAM: Final = ("Content-Type", "text/event-stream; charset=utf-8")
 
 
 class _Tokens(msgspec.Struct):
+    """What ``/tokenize`` says."""
+
     tokens: list[int]
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """Its token ids, and how many tokens may follow."""
+
+    tokens: list[int]
+    max_tokens: int
 
 
 class _FirstToken(msgspec.Struct):
@@ -71,14 +84,19 @@ class _Options(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-@dataclass(frozen=True, slots=True)
-class _HandedOver:
-    """A prefill that is done: its tokens, the first that it made, and the answer so far."""
+@dataclass(slots=True)
+class _HandOver:
+    """KV on its way.
+
+    Attributes:
+        tokens: whose it is.
+        arrival: of notices that it is there.
+        may_lie: whether a decode engine may keep it until somebody looks it up.
+    """
 
     tokens: list[int]
-    first_token: int
-    answer: Continuation
     arrival: Arrival
+    may_lie: bool = True
 
 
 class LMCache:
@@ -94,41 +112,55 @@ class LMCache:
 
     async def answer(self, exchange: Exchange, pair: Pair) -> None:
         """As `Mode`."""
-        tokens = await self._tokens(exchange, pair)
-        if tokens is None:
+        prompt = await self._prompt(exchange, pair)
+        if prompt is None:
             return
-        done = await self._prefill(exchange, pair, tokens)
-        if done is None:
+        if prompt.max_tokens < 2:  # known only now: a chat that names no limit
+            pair.load.release()
+            self._tools.metrics.alone.add("one_token")
+            await self._tools.alone(exchange, pair.decode)
             return
-        is_taken = False
+        arrival = self._notices.expect(exchange.id, len(pair.decode.address.channels))
+        hand_over = _HandOver(prompt.tokens, arrival)
         try:
-            if exchange.body.flag("stream"):
-                await exchange.reply.begin(200, [_STREAM])
-                await exchange.reply.write(_events(done.answer.opening()))
-            if done.answer.has_stopped:
-                await _finish(exchange, done.answer, None)
-                return
-            await self._arrived(pair, done)
-            body = write_body(decode_leg(exchange.body, tokens, done.first_token))
-            with closing(await self._tools.decode(exchange, pair.decode, body, _PATH)) as opened:
-                is_taken = opened.status == 200
-                await _go_on(exchange, done.answer, opened)
+            await self._in_two_legs(exchange, pair, prompt, hand_over)
         finally:
-            if is_taken:
-                done.arrival.close()
-            else:  # the decode engine keeps it until it is looked up
-                self._tools.background.run(self._discard(exchange, pair, done))
+            if hand_over.may_lie:
+                self._tools.background.run(self._discard(exchange, pair, hand_over))
+            else:
+                arrival.close()
+
+    async def _in_two_legs(
+        self, exchange: Exchange, pair: Pair, prompt: _Prompt, hand_over: _HandOver
+    ) -> None:
+        prefilled = await self._prefill(exchange, pair, hand_over)
+        if prefilled is None:
+            return
+        first, answer = prefilled
+        if exchange.body.flag("stream"):
+            await exchange.reply.begin(200, [_STREAM])
+            await exchange.reply.write(_events(answer.opening()))
+        if answer.has_stopped:
+            await _finish(exchange, answer, None)
+            return
+        await self._arrived(pair, hand_over.arrival)
+        leg = decode_leg(exchange.body, [*prompt.tokens, first], prompt.max_tokens - 1)
+        with closing(
+            await self._tools.decode(exchange, pair.decode, write_body(leg), _PATH)
+        ) as opened:
+            hand_over.may_lie = opened.status != 200
+            await _go_on(exchange, answer, opened)
 
     async def close(self) -> None:
         """As `Mode`."""
         await self._notices.close()
 
-    async def _tokens(self, exchange: Exchange, pair: Pair) -> list[int] | None:
+    async def _prompt(self, exchange: Exchange, pair: Pair) -> _Prompt | None:
         """The prompt's token ids; None where the client has been told why there are none."""
-        prompt = exchange.body.prompt()
-        if prompt.is_exact:
+        prompt, asked = exchange.body.prompt(), max_tokens(exchange.body)
+        if prompt.is_exact and asked is not None:
             try:
-                return [*msgspec.json.decode(prompt.text, type=list[int])]
+                return _Prompt(msgspec.json.decode(prompt.text, type=list[int]), asked)
             except msgspec.MsgspecError as error:
                 raise Failure(400, f"prompt is not a list of token ids: {error}") from error
         answer = await self._tools.legs.ask(
@@ -137,31 +169,32 @@ class LMCache:
         if answer.status != 200:
             await exchange.reply.whole(answer)
             return None
-        tokens: _Tokens = _read(pair.prefill, answer, _Tokens)
-        return tokens.tokens
+        found: _Tokens = _read(pair.prefill, answer, _Tokens)
+        room = found.max_model_len - len(found.tokens)
+        return _Prompt(found.tokens, room if asked is None else asked)
 
     async def _prefill(
-        self, exchange: Exchange, pair: Pair, tokens: list[int]
-    ) -> _HandedOver | None:
-        address = pair.decode.address
-        params = {"ret_first_tok": True, "disagg_spec": disagg_spec(exchange.id, address)}
-        arrival = self._notices.expect(exchange.id, len(address.channels))
-        done: _HandedOver | None = None
+        self, exchange: Exchange, pair: Pair, hand_over: _HandOver
+    ) -> tuple[int, Continuation] | None:
+        """The first token and the answer so far; None where the client has a refusal."""
+        spec = disagg_spec(exchange.id, pair.decode.address)
+        params = {"ret_first_tok": True, "disagg_spec": spec}
+        body = write_body(prefill_leg(exchange.body, hand_over.tokens, params))
         try:
-            body = write_body(prefill_leg(exchange.body, tokens, params))
             answer = await self._tools.prefill(exchange, pair, body, _PATH)
-            if answer.status != 200:
-                await exchange.reply.whole(answer)
-            else:
-                done = _handed_over(exchange, pair, tokens, answer, arrival)
-            return done
-        finally:
-            if done is None:
-                arrival.close()
+        except Unreachable:
+            hand_over.may_lie = False
+            raise
+        if answer.status != 200:
+            hand_over.may_lie = False
+            await exchange.reply.whole(answer)
+            return None
+        first: _Prefilled = _read(pair.prefill, answer, _Prefilled)
+        return first.kv_transfer_params.first_tok, _continuation(exchange.body, answer)
 
-    async def _arrived(self, pair: Pair, done: _HandedOver) -> None:
+    async def _arrived(self, pair: Pair, arrival: Arrival) -> None:
         limit_s = self._tools.limits.notice_s
-        if not await done.arrival.wait(limit_s):
+        if not await arrival.wait(limit_s):
             raise LegFailed(
                 pair.prefill,
                 f"not all of its ranks have said within {limit_s:g} s that KV has arrived; "
@@ -169,26 +202,23 @@ class LMCache:
                 504,
             )
 
-    async def _discard(self, exchange: Exchange, pair: Pair, done: _HandedOver) -> None:
-        with closing(done.arrival):
-            await done.arrival.wait(self._tools.limits.notice_s)
-        prompt = [*done.tokens, done.first_token]
+    async def _discard(self, exchange: Exchange, pair: Pair, hand_over: _HandOver) -> None:
+        # A prefill that was broken off may have sent some of its KV, and gives no notice.
+        with closing(hand_over.arrival):
+            await hand_over.arrival.wait(self._tools.limits.notice_s)
+        prompt = [*hand_over.tokens, _ANY_TOKEN]
         model = exchange.body.fields.get("model", msgspec.Raw(b"null"))
         await self._tools.discard([pair.decode], {"model": model, "prompt": prompt})
 
 
-def _handed_over(
-    exchange: Exchange, pair: Pair, tokens: list[int], answer: Answer, arrival: Arrival
-) -> _HandedOver:
-    first: _Prefilled = _read(pair.prefill, answer, _Prefilled)
-    options = _stream_options(exchange.body)
-    kind = ChatContinuation if exchange.body.is_chat else Continuation
-    continuation = kind(
-        msgspec.json.decode(answer.body),
+def _continuation(body: Body, prefilled: Answer) -> Continuation:
+    options = _stream_options(body)
+    kind = ChatContinuation if body.is_chat else Continuation
+    return kind(
+        msgspec.json.decode(prefilled.body),
         with_usage=bool(options.include_usage),
         always_usage=bool(options.continuous_usage_stats),
     )
-    return _HandedOver(tokens, first.kv_transfer_params.first_tok, continuation, arrival)
 
 
 def _stream_options(body: Body) -> _Options:
@@ -231,7 +261,7 @@ async def _stream(reply: Reply, answer: Continuation, opened: Opened) -> None:
         try:
             events = list(reader.feed(part))
             chunks = [_chunk.decode(it) for it in events if it != b"[DONE]"]
-            told = _events([it if "error" in it else answer.next(it) for it in chunks])
+            told = _events([it if it.get("error") else answer.next(it) for it in chunks])
         except (msgspec.MsgspecError, ProtocolMismatch, KeyError, TypeError) as error:
             raise LegFailed(opened.engine, f"sent what is no completion: {error!r}") from error
         if b"[DONE]" in events:

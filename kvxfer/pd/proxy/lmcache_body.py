@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvxfer.pd.proxy.body import Body, Fields, Unclear, raw
+from kvxfer.pd.proxy.body import TRANSFER_PARAMS, Body, Fields, Unclear, raw
 from kvxfer.pd.proxy.options import EngineAddress
 from kvxfer.pd.proxy.rewriting import why_alone
 
@@ -15,7 +15,7 @@ _TEMPLATE: Final = {
 }  # fmt: skip
 _PER_LEG: Final = _TEMPLATE | {
     "prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens", "stream",
-    "stream_options", "kv_transfer_params", "n",
+    "stream_options", "n", *TRANSFER_PARAMS,
 }  # fmt: skip
 # The decode goes on from a prompt that ends with the first token. These mean the same then; what
 # counts or looks at the output as a whole (penalties, grammars, log probabilities) does not.
@@ -51,6 +51,8 @@ def _reasons(body: Body) -> dict[str, bool]:
     asked = max_tokens(body)
     return {
         "several_outputs": body.number("n", 1) != 1,
+        # 16 to vLLM 0.32; to others it may be all that the model has room for.
+        "null_max_tokens": not body.is_chat and asked is None,
         "one_token": asked is not None and asked < 2,
         "min_tokens": not 0 <= body.number("min_tokens", 0) <= (asked or _MAX_TOKENS),
         "stream_options": body.has("stream_options") and not body.flag("stream"),
@@ -92,7 +94,7 @@ def _is_text(body: Body) -> bool:
 
 
 def max_tokens(body: Body) -> int | None:
-    """How many tokens are asked for; None is as many as the model has room for.
+    """How many tokens are asked for; None is as many as a chat's model has room for.
 
     Raises:
         Unclear: it is not a whole number.
@@ -133,12 +135,11 @@ def prefill_leg(body: Body, tokens: list[int], params: dict[str, Any]) -> Fields
     }
 
 
-def decode_leg(body: Body, tokens: list[int], first_token: int) -> Fields:
-    """The decode's fields: what is left to do after the first token."""
-    asked = max_tokens(body)
+def decode_leg(body: Body, prompt: list[int], num_left: int) -> Fields:
+    """The decode's fields: what is left to do after the first token, which ends ``prompt``."""
     fields = _shared(body) | {
-        "prompt": raw([*tokens, first_token]),
-        "max_tokens": raw(None if asked is None else asked - 1),
+        "prompt": raw(prompt),
+        "max_tokens": raw(num_left),
         "min_tokens": raw(max(0, body.number("min_tokens", 0) - 1)),
         "stream": raw(body.flag("stream")),
     }

@@ -41,6 +41,7 @@ class Limits:
         request_s: from accepting a request to its last byte.
         probe_s: until an engine answers ``/health``.
         refusal_s: how long a refusal of the prefill engine waits for the decode engine's own.
+        leave_s: how long a prefill goes on without its client, to say where its KV is (nixl).
         notice_s: from the prefill's answer to the last notice that KV has arrived (lmcache).
         discard_s: to take KV that nobody wants any more off the engines.
     """
@@ -52,6 +53,7 @@ class Limits:
     request_s: float = 3600.0
     probe_s: float = 5.0
     refusal_s: float = 0.5
+    leave_s: float = 1.0
     notice_s: float = 60.0
     discard_s: float = 10.0
 

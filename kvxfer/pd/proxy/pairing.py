@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from kvxfer.control.ports import MAX_PORT
 from kvxfer.errors import InvalidUsage
+from kvxfer.pd.client import require_host
 from kvxfer.pd.proxy.options import Channels, EngineAddress
 
 _MAX_ENGINES = 1024
@@ -25,7 +26,7 @@ def pair_hosts(option: str, hosts: str, ports: str, count: int) -> tuple[tuple[s
     """
     if not 1 <= count <= _MAX_ENGINES:
         raise InvalidUsage(f"{option}: {count} engines; use 1 .. {_MAX_ENGINES}")
-    names = _words(f"{option}-host", hosts)
+    names = _hosts(f"{option}-host", hosts)
     numbers = parse_ports(f"{option}-port", ports)
     if len(names) == len(numbers) == 1:
         return tuple((names[0], _in_range(f"{option}-port", numbers[0] + i)) for i in range(count))
@@ -133,6 +134,16 @@ def _ports_of_engines(
         seen[host] += 1
         rows.append(tuple(_in_range(option, port + step) for port in ports))
     return rows
+
+
+def _hosts(option: str, text: str) -> tuple[str, ...]:
+    names = _words(option, text)
+    for name in names:
+        try:
+            require_host(name)
+        except InvalidUsage as error:
+            raise InvalidUsage(f"{option}: {error}") from error
+    return names
 
 
 def _words(option: str, text: str) -> tuple[str, ...]:

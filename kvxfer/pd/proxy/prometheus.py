@@ -58,11 +58,11 @@ class Gauge(Reading):
     kind = "gauge"
 
 
-class Histogram:
+class Tally:
     """How often values were up to each bound."""
 
-    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
-        self._name, self._help, self._bounds = name, help_text, bounds
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
@@ -70,6 +70,23 @@ class Histogram:
         """Count one value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def blank(self) -> "Tally":
+        """One of nothing yet, with the same bounds."""
+        return Tally(self._bounds)
+
+    def add(self, other: "Tally") -> None:
+        """Count all that ``other`` has, which is of the same bounds."""
+        self._counts = [mine + its for mine, its in zip(self._counts, other._counts, strict=True)]
+        self._sum += other._sum
+
+
+class Histogram(Tally):
+    """A tally with a name."""
+
+    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
+        super().__init__(bounds)
+        self._name, self._help = name, help_text
 
     def lines(self) -> Iterator[str]:
         """As `Metric`."""

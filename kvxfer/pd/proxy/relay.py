@@ -10,11 +10,11 @@ from aiohttp import web
 
 from kvxfer.pd.proxy.failure import Failure, error_body
 from kvxfer.pd.proxy.legs import Answer, Headers, Opened
+from kvxfer.pd.proxy.sse import EVENT_ENDS, event
 
 JSON: Final = ("Content-Type", "application/json")
-EVENT_END: Final = b"\n\n"
-DONE: Final = b"data: [DONE]" + EVENT_END
-BETWEEN_EVENTS: Final = (b"", EVENT_END)
+DONE: Final = event(b"[DONE]")
+_TAIL_BYTES: Final = max(map(len, EVENT_ENDS))
 
 
 class ClientGone(Exception):
@@ -58,12 +58,14 @@ class Reply:
             raise ClientGone from error
 
     async def write(self, part: bytes) -> None:
-        """Send bytes at once; waits while the client takes none.
+        """Send bytes at once; waits while the client takes none. An answer to HEAD has none.
 
         Raises:
             ClientGone: as `begin`.
         """
-        self._tail = (self._tail + part)[-len(EVENT_END) :]
+        if self._request.method == "HEAD":
+            return
+        self._tail = (self._tail + part)[-_TAIL_BYTES:]
         if self._is_stream:
             self._see(part)
         try:
@@ -115,8 +117,8 @@ class Reply:
         error = error_body(failure.status, str(failure))
         if not self.has_begun:
             await self.whole(Answer(failure.status, [JSON], error))
-        elif self._is_stream and self._tail in BETWEEN_EVENTS:
-            await self.write(b"data: " + error + EVENT_END + DONE)
+        elif self._is_stream and self._is_between_events:
+            await self.write(event(error) + DONE)
             await self.end()
         else:
             self.break_off()
@@ -129,6 +131,10 @@ class Reply:
     def result(self) -> web.StreamResponse:
         """What a handler returns; to a client that has gone it makes no difference."""
         return web.Response() if self._response is None else self._response
+
+    @property
+    def _is_between_events(self) -> bool:
+        return not self._tail or self._tail.endswith(EVENT_ENDS)
 
     @property
     def _is_stream(self) -> bool:

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import closing
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-from aiohttp import web
+from aiohttp import ClientError, web
 
 from kvxfer.pd.proxy.body import Body, read_body
 from kvxfer.pd.proxy.engine import Engine
@@ -18,7 +18,6 @@ from kvxfer.pd.proxy.options import ProxyOptions, Role
 from kvxfer.pd.proxy.patience import Patience
 from kvxfer.pd.proxy.prometheus import CONTENT_TYPE
 from kvxfer.pd.proxy.relay import JSON, ClientGone, Reply
-from kvxfer.pd.proxy.rewriting import alone_body
 from kvxfer.pd.proxy.routing import Router, output_tokens, prompt_of
 from kvxfer.pd.proxy.timing import AnswerTimes
 
@@ -55,7 +54,8 @@ class Proxy:
         for path in COMPLETIONS:
             app.router.add_post(path, self._complete)
         for path in RELAYED:
-            app.router.add_route("*", path, self._relay)
+            app.router.add_get(path, self._relay)  # and HEAD
+            app.router.add_post(path, self._relay)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._metrics)
@@ -68,10 +68,24 @@ class Proxy:
         metrics.num_running += 1
         status = _GONE
         try:
-            await self._answer(request, reply, times)
+            status = await self._settle(request, reply, self._answer(request, reply, times))
+            if status == 200 and times.error_status is not None:
+                status = times.error_status
+        finally:
+            metrics.num_running -= 1
+            metrics.requests.add(request.path, str(status))
+            if status in (200, _GONE):
+                times.end(is_whole=status == 200)
+        return reply.result()
+
+    async def _settle(
+        self, request: web.Request, reply: Reply, answering: Coroutine[Any, Any, None]
+    ) -> int:
+        """Wait for an answer, and tell the client of what fails; returns the status."""
+        status = _GONE
+        try:
+            await answering
             status = reply.response.status
-            if status == 200:
-                times.end()
         except ClientGone:
             reply.break_off()
         except Failure as failure:
@@ -82,11 +96,9 @@ class Proxy:
             _log.exception("%s %s", request.method, request.path)
             await self._say(reply, Failure(status, "the proxy failed; its log says how"))
         finally:
-            metrics.num_running -= 1
-            metrics.requests.add(request.path, str(status))
             if status == _GONE:
-                metrics.gone.add()
-        return reply.result()
+                self._tools.metrics.gone.add()
+        return status
 
     async def _answer(self, request: web.Request, reply: Reply, times: AnswerTimes) -> None:
         raw = await self._read(request)
@@ -115,34 +127,38 @@ class Proxy:
         num_prompt = prompt_of(body).num_tokens
         with chosen["decode"].carry(num_prompt + output_tokens(body)):
             if not is_split:
-                return await self._alone(exchange, chosen["decode"])
+                return await self._tools.alone(exchange, chosen["decode"])
             with chosen["prefill"].carry(num_prompt) as load:
                 pair = Pair(chosen["prefill"], chosen["decode"], load)
                 return await self._mode.answer(exchange, pair)
 
-    async def _alone(self, exchange: Exchange, engine: Engine) -> None:
-        body = alone_body(exchange.body)
-        with closing(await self._tools.decode(exchange, engine, body)) as opened:
-            await exchange.reply.relay(opened)
-
     async def _relay(self, request: web.Request) -> web.StreamResponse:
-        """Pass a small request on to a decode engine."""
         reply = Reply(request)
+        await self._settle(request, reply, self._pass_on(request, reply))
+        return reply.result()
+
+    async def _pass_on(self, request: web.Request, reply: Reply) -> None:
+        """Pass a small request on to a decode engine."""
         raw = await self._read(request) if request.method == "POST" else None
         headers = self._tools.legs.headers_for(request.headers, uuid.uuid4().hex)
         nothing = Body(raw or b"", {}, is_chat=False)
         engine = self._router.choose(nothing, DECODE)["decode"]
         try:
-            with closing(await self._tools.legs.open(engine, request.path, raw, headers)) as opened:
+            with closing(
+                await self._tools.legs.open(engine, request.path_qs, raw, headers)
+            ) as opened:
                 await reply.relay(opened)
         except Unreachable as error:
             engine.suspect(str(error))
-            await self._say(reply, error)
-        except Failure as failure:
-            await self._say(reply, failure)
-        return reply.result()
+            raise
 
     async def _read(self, request: web.Request) -> bytes:
+        """A request's body.
+
+        Raises:
+            Failure: it is too large, too late, or broken.
+            ClientGone: the client left amid it.
+        """
         limit = self._limits.body_bytes
         too_large = Failure(413, f"the body is above {limit} bytes; the proxy takes no more")
         if (request.content_length or 0) > limit:
@@ -155,6 +171,10 @@ class Proxy:
             ) from error
         except web.HTTPRequestEntityTooLarge as error:
             raise too_large from error
+        except web.RequestPayloadError as error:
+            raise Failure(400, f"the body is no HTTP: {error}") from error
+        except (OSError, ClientError) as error:
+            raise ClientGone from error
 
     async def _say(self, reply: Reply, failure: Failure) -> None:
         if isinstance(failure, LegFailed) and not isinstance(failure, Unreachable):
@@ -200,8 +220,9 @@ async def _in_openai_shape(request: web.Request, handler: Handler) -> web.Stream
     """Errors that are nobody's answer yet, as a client of OpenAI's API reads them."""
     try:
         return await handler(request)
-    except Failure as failure:
-        status, message = failure.status, str(failure)
     except web.HTTPException as error:
-        status, message = error.status, f"{request.method} {request.path}: {error.reason}"
-    return web.Response(status=status, body=error_body(status, message), headers=[JSON])
+        message = f"{request.method} {request.path}: {error.reason}"
+        headers = [JSON, *((name, it) for name, it in error.headers.items() if name == "Allow")]
+        return web.Response(
+            status=error.status, body=error_body(error.status, message), headers=headers
+        )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from kvxfer.errors import ProtocolMismatch
 
 MAX_EVENT_BYTES = 16 << 20
+EVENT_ENDS = (b"\n\n", b"\n\r\n")  # an empty line, after a line with either ending
 
 
 class EventReader:
