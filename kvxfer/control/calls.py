@@ -67,6 +67,7 @@ class Line:
         self._nonce = os.urandom(8)
         self._counter = itertools.count(1)
         self._unsent: deque[_Call] = deque()
+        self._took_s = 0.0  # when the connection took a call last
         self._sent: dict[bytes, _Call] = {}
 
     def start(self, message: msgspec.Struct, *, deadline_s: float, on_answer: OnAnswer) -> None:
@@ -89,7 +90,7 @@ class Line:
     @property
     def end_s(self) -> float:
         """When the first of its calls is over at the latest; infinity for none."""
-        return min((call.end_s for call in self._timed()), default=float("inf"))
+        return min((end_s for _, end_s in self._timed()), default=float("inf"))
 
     def work(self) -> bool:
         """Send what can be sent, and pass on what has come or is over.
@@ -108,6 +109,7 @@ class Line:
                 call.on_answer(PeerLost(f"{text}, whose outcome is unknown"))
         if self.events.is_final:
             self._end_refused()
+        self._send_waiting()  # what was behind others is not late because they took their time
         self._end_late()
         self._send_waiting()
         return lost
@@ -129,7 +131,7 @@ class Line:
 
     def _end_late(self) -> None:
         now_s = time.monotonic()
-        for call in [one for one in self._timed() if one.end_s <= now_s]:
+        for call in [one for one, end_s in self._timed() if end_s <= now_s]:
             if self._sent.pop(call.parts[0], None) is not None:
                 state = "sent, not answered; its outcome is unknown"
             elif call in self._unsent:
@@ -145,11 +147,13 @@ class Line:
                 )
             )
 
-    def _timed(self) -> Iterator[_Call]:
-        """The calls whose time runs: not of those that wait for earlier ones to be answered."""
-        yield from self._sent.values()
+    def _timed(self) -> Iterator[tuple[_Call, float]]:
+        """The calls whose time runs, and its end: not of those that wait for others' answers."""
+        for call in self._sent.values():
+            yield call, call.end_s
         if self.wants_to_send:
-            yield from self._unsent
+            for call in self._unsent:
+                yield call, max(call.end_s, self._took_s + call.limit_s)
 
     def _send_waiting(self) -> None:
         with contextlib.suppress(zmq.Again):
@@ -157,7 +161,8 @@ class Line:
                 call = self._unsent[0]
                 limit = encode_limit(call.limit_s)
                 self.socket.send_multipart([*call.parts, limit], zmq.NOBLOCK)
-                call.end_s = time.monotonic() + call.limit_s
+                self._took_s = time.monotonic()
+                call.end_s = self._took_s + call.limit_s
                 self._sent[call.parts[0]] = self._unsent.popleft()
                 self.events.forget()
 

@@ -54,7 +54,7 @@ def require_host(host: str) -> None:
     try:
         if ":" in host:
             ipaddress.IPv6Address(host)
-        is_one = address_of(f"http://{shown}:1") == (host.lower(), 1)
+        is_one = not host.split()[1:] and address_of(f"http://{shown}:1") == (host.lower(), 1)
     except ValueError:
         is_one = False
     if not is_one:

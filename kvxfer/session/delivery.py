@@ -87,6 +87,7 @@ class Delivery:
             self.error = self.error or error if event is SendEvent.LOST else error
         action = self.machine.feed(event)
         if action:
+            self._again_s = float("inf")  # of the state before
             self._guard(getattr(self, f"_on_{action}"))
 
     def is_due(self, now_s: float) -> bool:

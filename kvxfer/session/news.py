@@ -3,7 +3,7 @@
 import math
 
 from kvxfer.control import DeferredReply, WatchReply
-from kvxfer.control.messages import MAX_NEWS
+from kvxfer.control.messages import MAX_ERROR_CHARS, MAX_NEWS
 
 _HOLD_S = 1.0  # an answer without news says that this side lives
 
@@ -25,7 +25,7 @@ class News:
         return min((end_s for _, end_s in self._waiting.values()), default=math.inf)
 
     def watch(self, connection: str, now_s: float) -> WatchReply | DeferredReply:
-        """The failures that a connection has not heard of, or later those that come next."""
+        """What a connection has not heard yet, or later what comes next."""
         if connection in self._news:
             return self._take(connection)
         # A call before it was given up by its caller, which asks again.
@@ -35,7 +35,7 @@ class News:
 
     def add_failure(self, connection: str, request_id: str, reason: str) -> None:
         """A request of a connection has failed."""
-        self._news.setdefault(connection, {})[request_id] = reason
+        self._news.setdefault(connection, {})[request_id] = reason[:MAX_ERROR_CHARS]
 
     def add_decision(self, connection: str, request_id: str) -> None:
         """A reservation of a connection, which was to wait, would be answered now."""

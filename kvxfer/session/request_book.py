@@ -28,7 +28,7 @@ from kvxfer.session.states import ReceiveEvent, ReceiveLimits, Receiving
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 0.05
-_NEWS_LOST_S = 30.0  # a watch whose answer is lost ends the connection sooner
+_NEWS_LOST_S = 10.0  # a watch whose answer is lost ends the connection sooner
 _TICK_S = 0.1
 _WRITER_ENDED = "its sender's process has ended, or its connection has"
 
@@ -142,7 +142,7 @@ class RequestBook:
             self._give_up(reception, why)
 
     def watch(self, connection: str) -> WatchReply | DeferredReply:
-        """Which requests of a sender were given up, once there are some."""
+        """What became of a sender's requests, once there is something to tell."""
         self._of.shares_of(connection)
         with self._turn():
             self._silence.heard(connection)
@@ -151,9 +151,9 @@ class RequestBook:
     def left(self, connection: str) -> None:
         """A sender has unmapped the cache."""
         with self._turn():
-            self._news.forget(connection)
             self._silence.forget(connection)
             self._over(connection, "its sender left before it was committed")
+            self._news.forget(connection)
 
     def gone(self, connection: str) -> None:
         """The control connection of a sender has ended; its process may live and write on."""
@@ -241,7 +241,7 @@ class RequestBook:
             if not writer.over
         }
         for connection in filter(self._of.has_ended, writing):
-            self._over(connection, _WRITER_ENDED)
+            self._end(connection)
         # Last: what is over by now needs no quarantine, also where this side has slept.
         for reception in [one for one in self._open.values() if one.machine.is_late(now_s)]:
             text = f"it was {reception.state.value} for too long"
@@ -273,7 +273,7 @@ class RequestBook:
     def _tell_writers(self, reception: Reception) -> None:
         """The request waits no more."""
         for connection, writer in reception.writers.items():
-            if writer.waits:
+            if writer.waits and not writer.over:  # else nobody hears of it any more
                 writer.waits = False
                 self._news.add_decision(connection, reception.offer.request_id)
 
@@ -314,11 +314,16 @@ class RequestBook:
             writer.over = True
             self._give_up(reception, reason)
 
+    def _end(self, connection: str) -> None:
+        """The connection's process, or its way here, has ended."""
+        self._over(connection, _WRITER_ENDED)
+        self._news.forget(connection)
+
     def _lose(self, connection: str, reason: str) -> None:
         """A connection is not heard any more, and its process may write on."""
         self._silence.forget(connection)
         if self._of.has_ended(connection):
-            self._over(connection, _WRITER_ENDED)
+            self._end(connection)
             return
         for reception, _ in self._written_by(connection):
             self._give_up(reception, reason)

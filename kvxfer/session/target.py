@@ -73,7 +73,7 @@ class Target:
         self._peer: Peer | None = None
         self._poster: Poster | None = None
         self._init: Line | None = None
-        # Two, so that reservations that wait for blocks do not keep commits waiting.
+        # Two, so that many reservations do not keep commits waiting.
         self._reserves: Line | None = None
         self._watch: Line | None = None
         self._alloc: Line | None = None

@@ -8,6 +8,7 @@ from sessions import BLOCKS, Session, session, with_args
 from waiting import eventually
 
 from kvxfer.errors import InvalidUsage, NotAvailable
+from kvxfer.session.states import Sending
 
 __all__ = ["session"]  # the fixture
 
@@ -66,6 +67,17 @@ def test_a_scheduler_sees_all_requests_and_may_take_the_last_first(
         handles[name].wait(20.0)
         notice = session.notice()
         assert (notice.request_id, notice.ok) == (name, True)
+
+
+@with_args({"scheduler": "later"})
+def test_who_lost_its_peer_while_it_waited_has_nothing_to_ask(session: Session) -> None:
+    session.send()
+    eventually(lambda: bool(session.sender._deliveries), "it is not on its way")
+    (delivery,) = session.sender._deliveries
+    eventually(lambda: delivery.next_s < delivery.machine.end_s, "it is not told to wait")
+    session.far.close()
+    eventually(lambda: delivery.machine.state is Sending.CONNECTING, "the peer is not missed")
+    assert delivery.next_s == delivery.machine.end_s
 
 
 @with_args({"scheduler": "later", "limits": {"wait_s": 0.2}})

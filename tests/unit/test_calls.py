@@ -112,6 +112,22 @@ def test_a_call_that_is_not_answered_ends_at_its_deadline(server: Server, calls:
     assert len(answers) == 1
 
 
+def test_a_call_behind_others_is_not_late_because_they_take_their_time(
+    server: Server, calls: Calls
+) -> None:
+    line = calls.open(server.address, Done)
+    first = [ask(line, f"later-{number}") for number in range(16)]
+    behind = ask(line, "now", deadline_s=0.2)
+    end_s = time.monotonic() + 0.4
+    while len(server.owed) < 16 or time.monotonic() < end_s:
+        assert time.monotonic() < end_s + GUARD_S
+        calls.run(0.1)
+    assert behind == []
+    server.owed[0].complete(Done("later-0"))
+    run_until(calls, first[0], behind)
+    assert behind == [Done("now")]
+
+
 def test_the_end_of_a_connection_ends_its_calls(server: Server, calls: Calls) -> None:
     line = calls.open(server.address, Done)
     lost: list[int] = []

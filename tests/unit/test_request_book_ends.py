@@ -3,7 +3,7 @@
 import pytest
 from request_books import NUM_BLOCKS, Book, book
 
-from kvxfer.control import DeferredReply, WatchReply
+from kvxfer.control import DeferredReply, WatchReply, decode, encode
 from kvxfer.errors import InvalidUsage, PeerLost, TransferFailed
 
 __all__ = ["book"]  # the fixture
@@ -135,6 +135,30 @@ def test_writers_hear_what_was_given_up(book: Book) -> None:
     assert isinstance(book.book.watch("two"), DeferredReply)
     with pytest.raises(PeerLost):
         book.book.watch("stranger")
+
+
+def test_a_long_reason_is_cut_to_what_an_answer_may_hold(book: Book) -> None:
+    book.granted("one", "a")
+    book.book.give_up("a", "x" * 5000)
+    news = book.book.watch("one")
+    assert isinstance(news, WatchReply)
+    assert decode(encode(news), (WatchReply,)) == news
+
+
+@pytest.mark.parametrize("end", ["left", "gone", "tick"])
+def test_nothing_is_kept_for_who_has_ended(book: Book, end: str) -> None:
+    book.granted("one", "holds", NUM_BLOCKS - 2)
+    book.granted("two", "writes")
+    for number in range(3):
+        book.waits("two", f"r-{number}", 4)
+    book.book.give_up("writes", "why not")
+    assert book.book._news._news
+    book.writers.ended.add("two")
+    if end == "tick":
+        book.tick()
+    else:
+        getattr(book.book, end)("two")
+    assert not book.book._news._news
 
 
 def test_news_are_kept_for_a_caller_that_asks_again(book: Book) -> None:

@@ -155,6 +155,11 @@ class Lane(Closing):
                 self._is_closed = True
                 self._jobs.put(None)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is moved or mapped any more, nor will be."""
+        return self._is_closed and not self._thread.is_alive() and self._peer is None
+
     def close(self) -> None:
         """:meth:`retire`, and wait until nothing is mapped; may be called more than once."""
         self.retire()

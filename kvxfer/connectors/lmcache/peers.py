@@ -173,6 +173,7 @@ class Peers(Closing):
                 lane = self._lanes.get(hello.local_id)
                 if lane is not None and lane.has_lost:
                     # Who asks is the successor of whom that lane went to.
+                    self._retired = [one for one in self._retired if not one.is_over]
                     self._retired.append(self._lanes.pop(hello.local_id))
                     lane.retire()
         return Hello(addresses=self._endpoint.addresses, facts=self._setting.facts())
