@@ -17,6 +17,7 @@ from kvxfer.connectors.lmcache.page_store import Form
 from kvxfer.connectors.lmcache.store_port import Ask, FarStore, StorePort, Tell
 from kvxfer.control import SharedKey
 from kvxfer.errors import InvalidUsage, NotAvailable, ProtocolMismatch
+from kvxfer.memory import shared_empty
 from kvxfer.session import Peer
 
 PAGE_BYTES, NUM_PAGES = 4096, 8
@@ -342,3 +343,15 @@ def test_a_taken_port_is_named(new_store: MakeStore) -> None:
     new_store(listen=at)
     with pytest.raises(NotAvailable, match=at.replace(".", r"\.")):
         new_store(listen=at)
+
+
+@pytest.mark.parametrize("wrong", [{"transport": "none"}, {"listen": "192.0.2.7:7000"}])
+def test_a_store_that_cannot_be_made_leaves_its_memory_free_for_others(
+    new_store: MakeStore, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, str]
+) -> None:
+    memory = shared_empty((NUM_PAGES, PAGE_BYTES))
+    home = "kvxfer.connectors.lmcache.chunk_store.shared_empty"
+    monkeypatch.setattr(home, lambda shape: memory[: shape[0]])
+    with pytest.raises((InvalidUsage, NotAvailable)):
+        new_store(**wrong)
+    assert new_store(NUM_PAGES // 2).put(*chunk(1))

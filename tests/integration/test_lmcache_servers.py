@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ if importlib.util.find_spec("lmcache") is None:
 from free_ports import free_port
 from lmcache_pairs import CLIENT_PROGRAM, HOST, HostProcess
 from lmcache_servers import Coordinator, Server
+
+from kvxfer.errors import NotAvailable
+from kvxfer.memory import shared_empty
 
 CHUNKS, CHUNK_BYTES = 4, 512 << 10
 pytestmark = pytest.mark.timeout(600)
@@ -101,3 +105,20 @@ def test_a_server_reads_from_the_memory_of_its_peer(
     assert client.call("store", url=second.url, number=2)  # and the other way
     assert client.call("hits", url=first.url, number=2, wanted=CHUNKS) == CHUNKS
     assert client.call("retrieve", url=first.url, number=2) == "right"
+
+
+@pytest.mark.filterwarnings("ignore")  # of what LMCache imports
+def test_a_channel_that_cannot_be_made_leaves_its_memory_free_for_others() -> None:
+    from kvxfer.connectors.lmcache.mp_channel import KvxferContext
+
+    memory = shared_empty((8, 4096))
+
+    def context(num_pages: int, at: str) -> Any:
+        size = num_pages * 4096
+        return KvxferContext(
+            SimpleNamespace(ptr=memory.ctypes.data, size=size, align_bytes=4096), at, at
+        )
+
+    with pytest.raises(NotAvailable):
+        context(8, "192.0.2.7:7000")  # of no machine
+    context(4, f"{HOST}:{free_port()}").close()

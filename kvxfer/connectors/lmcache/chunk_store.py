@@ -81,26 +81,27 @@ class ChunkStore(Closing):
             holders.append(StoreRequests(self._pages, writers))
             return holders[-1]
 
-        self._endpoint = serve(
-            self._pool,
-            listen.rpartition(":")[0] or LOOPBACK,
-            key_file=key_file,
-            transport=transport,
-            num_threads=num_threads,
-            requests=requests,
-        )
-        own = Hello(addresses=self._endpoint.addresses)
-        self._port: StorePort | None = None
-        if listen:
-            try:
+        with ExitStack() as made:  # whatever fails gives back what was made, above all the pool
+            made.callback(self._pool.close)
+            self._endpoint = serve(
+                self._pool,
+                listen.rpartition(":")[0] or LOOPBACK,
+                key_file=key_file,
+                transport=transport,
+                num_threads=num_threads,
+                requests=requests,
+            )
+            made.callback(self._endpoint.close)
+            own = Hello(addresses=self._endpoint.addresses)
+            self._port: StorePort | None = None
+            if listen:
                 self._port = StorePort(listen, self._pages, page_bytes, own, *holders)
-            except BaseException:
-                self._endpoint.close()
-                self._pool.close()
-                raise
-        self._far = [
-            FarStore(one, self._endpoint, self._pool, timeout_s, move_timeout_s) for one in peers
-        ]
+                made.callback(self._port.close)
+            self._far = [
+                FarStore(one, self._endpoint, self._pool, timeout_s, move_timeout_s)
+                for one in peers
+            ]
+            made.pop_all()
 
     def __contains__(self, name: str) -> bool:
         return name in self._pages

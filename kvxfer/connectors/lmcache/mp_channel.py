@@ -8,6 +8,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -57,8 +58,12 @@ class KvxferContext(TransferChannelContext):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._pool = PagePool(memory.ptr, self._size, page_bytes, is_device=False)
         host, advertised = (url.rpartition(":")[0] for url in (listen_url, advertise_url))
-        self._endpoint = serve(self._pool, host, advertise_host=advertised)
-        self._server = _Server(listen_url, Hello(addresses=self._endpoint.addresses))
+        with ExitStack() as made:  # whatever fails gives back what was made
+            made.callback(self._pool.close)
+            self._endpoint = serve(self._pool, host, advertise_host=advertised)
+            made.callback(self._endpoint.close)
+            self._server = _Server(listen_url, Hello(addresses=self._endpoint.addresses))
+            made.pop_all()
 
     def get_transfer_channel_server(self) -> TransferChannelServer:
         """What peers greet."""
