@@ -77,8 +77,7 @@ class Delivery:
     @property
     def next_s(self) -> float:
         """When :meth:`step` has something to do at the latest."""
-        end_s, again_s = self.machine.end_s, self._again_s
-        return end_s if end_s < again_s else again_s
+        return min(self.machine.end_s, self._again_s)
 
     def feed(self, event: SendEvent, error: KvxferError | None = None) -> None:
         """Something has happened; an action that fails fails this delivery alone."""
@@ -92,14 +91,8 @@ class Delivery:
 
     def is_due(self, now_s: float) -> bool:
         """Whether :meth:`step` has something to do: thousands may wait while few move."""
-        state = self.machine.state
-        return (
-            now_s >= self.next_s
-            or state is Sending.MOVING
-            or state is Sending.LEAVING
-            or state is Sending.DRAINING
-            or bool(self._shipment.given_up)
-        )
+        moves = self.machine.state in (Sending.MOVING, Sending.LEAVING, Sending.DRAINING)
+        return moves or now_s >= self.next_s or bool(self._shipment.given_up)
 
     def ask_again(self) -> None:
         """The peer, which had it wait for blocks, would answer now."""

@@ -15,9 +15,8 @@ class News:
         """Nobody waits."""
         # By connection and request: why it has failed, or None where it need not wait any more.
         self._news: dict[str, dict[str, str | None]] = {}
-        self._waiting: dict[
-            str, tuple[DeferredReply, float]
-        ] = {}  # and when to answer at the latest
+        # By connection: its call, and when to answer that at the latest.
+        self._waiting: dict[str, tuple[DeferredReply, float]] = {}
 
     @property
     def next_s(self) -> float:

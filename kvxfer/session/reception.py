@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 from kvxfer.control import ReserveReply, TableSpec
-from kvxfer.control.messages import MAX_ERROR_CHARS
 from kvxfer.layout import BlockTable, Share
 from kvxfer.layout.shares import overlap
 from kvxfer.session.ended import ended_text
 from kvxfer.session.offers import Notice, Offer
+from kvxfer.session.requests import refused
 from kvxfer.session.state_machine import Machine
 from kvxfer.session.states import RECEIVE_TABLE, ReceiveEvent, ReceiveLimits, Receiving
 
@@ -122,13 +122,3 @@ class Reception:
             reason=self.reason,
             quarantined=self.quarantined,
         )
-
-
-def waiting(request_id: str, retry_after_s: float) -> ReserveReply:
-    """A reservation that is to be made again."""
-    return ReserveReply(request_id=request_id, state="wait", retry_after_s=retry_after_s)
-
-
-def refused(request_id: str, reason: str) -> ReserveReply:
-    """A reservation that is turned away."""
-    return ReserveReply(request_id=request_id, state="refused", reason=reason[:MAX_ERROR_CHARS])

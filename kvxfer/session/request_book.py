@@ -21,8 +21,8 @@ from kvxfer.session.ended import EndedRequests, ended_text
 from kvxfer.session.news import News
 from kvxfer.session.offers import Granted, Notice, Offer, Refused, ids_of
 from kvxfer.session.placement import Placement
-from kvxfer.session.reception import Reception, Writer, refused, waiting
-from kvxfer.session.requests import Writers, not_visible_text
+from kvxfer.session.reception import Reception, Writer
+from kvxfer.session.requests import Writers, not_visible_text, refused, waiting
 from kvxfer.session.silence import Silence
 from kvxfer.session.states import ReceiveEvent, ReceiveLimits, Receiving
 

@@ -12,6 +12,7 @@ from kvxfer.control import (
     TableSpec,
     WatchReply,
 )
+from kvxfer.control.messages import MAX_ERROR_CHARS
 from kvxfer.errors import InvalidUsage
 from kvxfer.layout import Share
 from kvxfer.session.block_pool import BlockPool
@@ -72,21 +73,52 @@ def not_visible_text(request: CommitRequest) -> str:
     )
 
 
-class PoolRequests:
+def waiting(request_id: str, retry_after_s: float) -> ReserveReply:
+    """A reservation that is to be made again."""
+    return ReserveReply(request_id=request_id, state="wait", retry_after_s=retry_after_s)
+
+
+def refused(request_id: str, reason: str) -> ReserveReply:
+    """A reservation that is turned away."""
+    return ReserveReply(request_id=request_id, state="refused", reason=reason[:MAX_ERROR_CHARS])
+
+
+class GivesUpNothing:
+    """Of `Requests` none of which this side gives up by itself: who watches hears that it lives."""
+
+    def __init__(self) -> None:
+        """Nobody watches."""
+        self._news = News()
+
+    def watch(self, connection: str) -> WatchReply | DeferredReply:
+        """Never a failure: signs of life."""
+        return self._news.watch(connection, time.monotonic())
+
+    def left(self, connection: str) -> None:
+        """It watches no more."""
+        self._news.forget(connection)
+
+    def tick(self, now_s: float) -> float:
+        """Tell who watches that this side lives."""
+        self._news.tell(now_s)
+        return self._news.next_s
+
+
+class PoolRequests(GivesUpNothing):
     """Requests that a pool serves, each of one connection."""
 
     def __init__(self, writers: Writers, blocks: BlockPool) -> None:
         """Of the endpoint that ``writers`` is."""
+        super().__init__()
         self._of = writers
         self._blocks = blocks
-        self._news = News()
 
     def reserve(self, request: ReserveRequest) -> ReserveReply:
         """Blocks, or ``wait``."""
         name = request.request_id
         block_ids = self._blocks.reserve(request.incarnation, name, request.num_blocks)
         if block_ids is None:
-            return ReserveReply(request_id=name, state="wait", retry_after_s=_RETRY_AFTER_S)
+            return waiting(name, _RETRY_AFTER_S)
         return ReserveReply(request_id=name, state="granted", tables=[TableSpec(block_ids)])
 
     def commit(self, request: CommitRequest) -> None:
@@ -103,21 +135,12 @@ class PoolRequests:
         """The blocks are free, unless they are committed."""
         self._blocks.abort(request.incarnation, request.request_id)
 
-    def watch(self, connection: str) -> WatchReply | DeferredReply:
-        """Never a failure, as a pool gives up no request by itself: signs of life."""
-        return self._news.watch(connection, time.monotonic())
-
     def left(self, connection: str) -> None:
         """What it had reserved and not committed is free."""
-        self._news.forget(connection)
+        super().left(connection)
         self._blocks.abandon(connection)
 
     def gone(self, connection: str) -> None:
         """The same, once its process has ended."""
         if self._of.has_ended(connection):
             self._blocks.abandon(connection)
-
-    def tick(self, now_s: float) -> float:
-        """Tell who watches that this side lives."""
-        self._news.tell(now_s)
-        return self._news.next_s

@@ -24,14 +24,11 @@ from kvxfer.connectors.lmcache.wire import AllocRequest, AllocResponse, CancelNo
 from kvxfer.control import (
     AbortRequest,
     CommitRequest,
-    DeferredReply,
     ReserveReply,
     ReserveRequest,
-    WatchReply,
 )
 from kvxfer.errors import InvalidUsage, KvxferError, NotAvailable, PeerLost
-from kvxfer.session.news import News
-from kvxfer.session.requests import Writers
+from kvxfer.session.requests import GivesUpNothing, Writers
 
 _log = logging.getLogger(__name__)
 # A grant whose sender has not connected by then will not be written.
@@ -41,7 +38,7 @@ _MAX_UNTOLD = 4096  # of an engine whose scheduler does not ask
 _MAX_WAITING = 4096  # who asks behind them gets pages at once or none
 
 
-class Arrivals:
+class Arrivals(GivesUpNothing):
     """The grants of one receiver. Thread-safe; it answers the alloc channel of its endpoint too."""
 
     def __init__(self, shelf: Shelf, *, lease_s: float, wait_s: float) -> None:
@@ -53,6 +50,7 @@ class Arrivals:
                 where its pages are needed.
             wait_s: how long a request may wait for pages.
         """
+        super().__init__()
         self._shelf, self._lease_s, self._wait_s = shelf, lease_s, wait_s
         self._writers: Writers | None = None
         self._incarnation = ""
@@ -62,7 +60,6 @@ class Arrivals:
         self._waiting: list[Waiting] = []
         self._over: deque[tuple[str, bool]] = deque(maxlen=_MAX_UNTOLD)
         self._lapsed: deque[tuple[str, str]] = deque(maxlen=_MAX_UNTOLD)  # owners
-        self._news = News()
         self._ids = (f"{uuid.uuid4().hex[:12]}-{number}" for number in itertools.count(1))
         self._lock = threading.RLock()
 
@@ -169,13 +166,9 @@ class Arrivals:
             tuple(request for request, has_all in over if not has_all),
         )
 
-    def watch(self, connection: str) -> WatchReply | DeferredReply:
-        """Never a failure, as a grant is given up by its sender alone: signs of life."""
-        return self._news.watch(connection, time.monotonic())
-
     def left(self, connection: str) -> None:
         """Every store of the connection is over."""
-        self._news.forget(connection)
+        super().left(connection)
         with self._lock:
             self.publish_arrived()
             self._end_all(connection)
@@ -187,12 +180,12 @@ class Arrivals:
 
     def tick(self, now_s: float) -> float:
         """Look for senders that have died, and tell who watches that this side lives."""
-        self._news.tell(now_s)
+        tell_s = super().tick(now_s)
         with self._lock:
             for connection in {one.connection for one in self._requests.values()} - {""}:
                 if self._is_dead(connection, now_s):
                     self.left(connection)  # after a look at what has arrived
-        return min(now_s + _CHECK_S, self._news.next_s)
+        return min(now_s + _CHECK_S, tell_s)
 
     # Inside the lock.
 

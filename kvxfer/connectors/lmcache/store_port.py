@@ -20,10 +20,8 @@ from kvxfer.connectors.lmcache.wire import MAX_KEYS, Hello, decode, encode
 from kvxfer.control import (
     AbortRequest,
     CommitRequest,
-    DeferredReply,
     ReserveReply,
     ReserveRequest,
-    WatchReply,
 )
 from kvxfer.errors import (
     ControlTimeout,
@@ -34,8 +32,7 @@ from kvxfer.errors import (
     TransferTimeout,
 )
 from kvxfer.session import Endpoint, Peer
-from kvxfer.session.news import News
-from kvxfer.session.requests import Writers
+from kvxfer.session.requests import GivesUpNothing, Writers, refused
 from kvxfer.transport import Op, Tuning
 
 _log = logging.getLogger(__name__)
@@ -139,14 +136,14 @@ class StorePort(PortServer):
         return self._store.finish(key, who, is_filled=kind == "end_write")
 
 
-class StoreRequests:
+class StoreRequests(GivesUpNothing):
     """Frees what a store held of which nothing more can come; grants nothing itself."""
 
     def __init__(self, store: PageStore, writers: Writers) -> None:
         """Of the endpoint that ``writers`` is."""
+        super().__init__()
         self._store, self._writers = store, writers
         self._holders: set[str] = set()  # who may hold something
-        self._news = News()
         # Held while somebody takes something and while it is let go of: nobody takes after its end.
         self._lock = threading.Lock()
 
@@ -167,9 +164,7 @@ class StoreRequests:
 
     def reserve(self, request: ReserveRequest) -> ReserveReply:
         """Refused: the store's own port grants pages."""
-        return ReserveReply(
-            request_id=request.request_id, state="refused", reason="ask the store's own port"
-        )
+        return refused(request.request_id, "ask the store's own port")
 
     def commit(self, request: CommitRequest) -> None:
         """Nothing was granted here."""
@@ -177,13 +172,9 @@ class StoreRequests:
     def abort(self, request: AbortRequest) -> None:
         """Nothing was granted here."""
 
-    def watch(self, connection: str) -> WatchReply | DeferredReply:
-        """Never a failure, as nothing is granted here: signs of life."""
-        return self._news.watch(connection, time.monotonic())
-
     def left(self, connection: str) -> None:
         """It reads and writes no more."""
-        self._news.forget(connection)
+        super().left(connection)
         with self._lock:
             # It stays a holder until its end is seen: a question of it may be under way.
             self._store.forget(connection)
@@ -193,13 +184,13 @@ class StoreRequests:
 
     def tick(self, now_s: float) -> float:
         """Look who has ended, and tell who watches that this side lives."""
-        self._news.tell(now_s)
+        tell_s = super().tick(now_s)
         for connection in list(self._holders):
             with self._lock:
                 if self._writers.has_ended(connection):
                     self._holders.discard(connection)
                     self._store.forget(connection)
-        return min(now_s + _CHECK_S, self._news.next_s)
+        return min(now_s + _CHECK_S, tell_s)
 
 
 class FarStore:

@@ -94,9 +94,9 @@ def _gpus_from_text(
 def _pairs_from_text(sources: Sources, topology: Topology) -> tuple[GpuPair, ...]:
     status = parse_p2p(sources.texts.get("p2p.txt", ""))
     reads = parse_p2p(sources.texts.get("p2p-read.txt", ""))
-    told = max((max(pair) for pair in {**status, **reads}), default=-1)
-    _require_few(told + 1)
-    indices = topology.gpus or sorted({index for pair in {**status, **reads} for index in pair})
+    told = sorted({index for pair in {**status, **reads} for index in pair})
+    _require_few(max(told, default=-1) + 1)
+    indices = topology.gpus or told
     return tuple(
         GpuPair(
             src=src,
